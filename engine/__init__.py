@@ -1,0 +1,1 @@
+"""The engine: drafting, verification, decoding. It knows no storage and no interface."""

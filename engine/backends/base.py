@@ -1,0 +1,73 @@
+"""The seam between the decode loop and whatever runs the target model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.settings import Sampling
+from engine.tree import Tree
+from engine.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What the rest of the program may know of a loaded model.
+
+    `fingerprint` names the weights and `tokenizer_fingerprint` the vocabulary: n-grams of one
+    tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does.
+    """
+
+    name: str
+    kind: str
+    fingerprint: str
+    tokenizer_fingerprint: str
+    vocabulary_size: int
+    eos_ids: frozenset[int]
+    context_length: int
+    can_tree: bool
+    device: str = "cpu"
+    dtype: str = "float32"
+    parameters: int = 0
+    memory_bytes: int = 0
+    note: str = ""
+
+
+class Scores(Protocol):
+    """The outcome of one forward over a tree, read lazily: only rows on the walk are sampled."""
+
+    def choose(self, row: int) -> int:
+        """The target's own next token after `row`."""
+
+    def probability(self, row: int, token: int) -> float:
+        """The target's unwarped probability of `token` after `row`."""
+
+
+class Backend(Protocol):
+    """A causal language model with a cache that can verify a tree and roll back.
+
+    Call order: `prefill` once, then `score` and `accept` in turn. The cache always holds all
+    decided tokens but the last, which is the root of the next tree.
+    """
+
+    info: BackendInfo
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of plain text, with no special tokens added."""
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt text of a conversation, up to where the assistant's answer begins."""
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+        """Make the cache hold `tokens[:-1]`; returns how many of them were there already.
+
+        Stops early, leaving a valid shorter cache, once `cancelled()` is true.
+        """
+
+    def score(self, tree: Tree, sampling: Sampling) -> Scores:
+        """One forward over root and nodes. The root's position is the length of the cache."""
+
+    def accept(self, rows: Sequence[int]) -> None:
+        """Keep the root and the accepted rows in the cache, drop every other row of the tree."""

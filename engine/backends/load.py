@@ -1,0 +1,211 @@
+"""From a folder or a hub id to a checked backend.
+
+Only safetensors weights are read and no code that comes with a model is run. Before a model is
+handed out, one small tree forward is compared with plain forwards; a model that disagrees (or
+cannot roll back) is still usable, decodes plainly, and says why.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from engine.backends.base import BackendInfo
+from engine.backends.transformers import TransformersBackend
+from engine.decode import never
+from engine.errors import ModelError
+from engine.settings import Sampling
+from engine.tree import Tree
+from engine.types import Candidate
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+"""Largest logit difference the check allows; a wrong mask or position is off by whole units."""
+ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+DEFAULT_CONTEXT = 8192
+
+
+def load_transformers(
+    source: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    context_length: int = DEFAULT_CONTEXT,
+) -> TransformersBackend:
+    """Load a causal LM from a local folder or a hub id.
+
+    `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
+    "float16" ("auto" is float32 on the CPU and the checkpoint's own elsewhere). The context is the
+    model's own, at most `context_length`. Raises ModelError.
+    """
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    if looks_like_path(source) and not (Path(source) / "config.json").is_file():
+        problem = "has no config.json" if Path(source).is_dir() else "does not exist"
+        raise ModelError(
+            f"The model folder {source!r} {problem}. Give a folder that holds config.json, "
+            "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
+        )
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=kind, use_safetensors=True, trust_remote_code=False
+        )
+        model = model.eval().requires_grad_(False).to(where)
+    except Exception as error:
+        # The libraries below raise over a dozen types for an unusable model; all mean the same.
+        raise ModelError(
+            f"The model {source!r} could not be loaded: {one_line(error)} "
+            "Check that the files are complete and that the model is a causal language model "
+            "with safetensors weights."
+        ) from error
+    info = describe(source, model, tokenizer, context_length)
+    return checked(TransformersBackend(model, tokenizer, info))
+
+
+def looks_like_path(source: str) -> bool:
+    """Whether `source` names a folder rather than a hub id ("name" or "owner/name")."""
+    path = Path(source)
+    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or (
+        source.count("/") > 1
+    )
+
+
+def pick_device(device: str) -> torch.device:
+    """The torch device for a name; "auto" takes CUDA, then MPS, then the CPU."""
+    usable = {"cpu": True, "cuda": torch.cuda.is_available()}
+    usable["mps"] = torch.backends.mps.is_available()
+    if device == "auto":
+        device = next(name for name in ("cuda", "mps", "cpu") if usable[name])
+    if not usable.get(device.split(":")[0], False):
+        names = ", ".join(name for name, there in usable.items() if there)
+        raise ModelError(f"The device {device!r} is not available here. Choose auto, {names}.")
+    return torch.device(device)
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
+    """The torch dtype for a name; "auto" is float32 on the CPU, else the checkpoint's own."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise ModelError(f"The dtype {dtype!r} is unknown. Choose auto, {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> BackendInfo:
+    """What the program needs to know of a loaded model; whether it can verify trees is a guess."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    note = ""
+    if not kinds <= ATTENTION_KINDS or not hasattr(config, "num_attention_heads"):
+        note = f"{config.model_type} models keep a state that cannot be rolled back"
+    own = getattr(config, "max_position_embeddings", None) or context_length
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return BackendInfo(
+        name=Path(source).resolve().name if looks_like_path(source) else source,
+        kind="transformers",
+        fingerprint=model_fingerprint(source, model),
+        tokenizer_fingerprint=digest([tokenizer.backend_tokenizer.to_str()])
+        if getattr(tokenizer, "is_fast", False)
+        else digest(sorted(f"{i} {t}" for t, i in tokenizer.get_vocab().items())),
+        vocabulary_size=config.vocab_size,
+        eos_ids=eos_ids(model, tokenizer),
+        context_length=min(int(own), context_length),
+        can_tree=not note,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        parameters=sum(p.numel() for p in model.parameters()),
+        memory_bytes=weights,
+        note=note and f"{note}, so it decodes plainly.",
+    )
+
+
+def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a turn, from the generation config, the config and the tokenizer."""
+    found: set[int] = set()
+    for value in (
+        model.generation_config.eos_token_id,
+        getattr(model.config.get_text_config(), "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        found.update([value] if isinstance(value, int) else value or [])
+    return frozenset(found)
+
+
+def model_fingerprint(source: str, model: Any) -> str:
+    """Names the weights: the config and the edges of each weight file, or the hub id's commit."""
+    files = sorted(Path(source).glob("*.safetensors")) if looks_like_path(source) else []
+    parts: list[str | bytes] = [model.config.to_json_string()]
+    if not files:
+        parts += [source, str(getattr(model.config, "_commit_hash", ""))]
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            parts += [path.name, str(size), file.read(1 << 16)]
+            file.seek(max(0, size - (1 << 16)))
+            parts.append(file.read())
+    return digest(parts)
+
+
+def digest(parts: Sequence[str | bytes]) -> str:
+    """A short hash of texts and bytes."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(part.encode() if isinstance(part, str) else part)
+        state.update(b"\0")
+    return state.hexdigest()[:16]
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error, ended like a sentence."""
+    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def checked(backend: TransformersBackend) -> TransformersBackend:
+    """The backend after its tree forward was compared with plain forwards.
+
+    Two branches share a first node; each row must score as the same text does in a chain.
+    """
+    if backend.info.can_tree:
+        try:
+            gap = tree_gap(backend)
+            allowed = TOLERANCE[backend.model.dtype]
+            note = "" if gap <= allowed else f"its tree forward is off by {gap:.3g}"
+        except Exception as error:
+            # Whatever a model class does with masks it does not expect, plain decoding remains.
+            note = f"it cannot verify a tree ({one_line(error)})"
+        if note:
+            note = f"{backend.info.name} decodes plainly: {note.rstrip('.')}."
+        backend.info = replace(backend.info, can_tree=not note, note=note)
+    backend.reset()
+    return backend
+
+
+def tree_gap(backend: TransformersBackend) -> float:
+    """The largest logit difference between a tree forward and the same rows run as chains."""
+    size = backend.info.vocabulary_size
+    prompt = [7 * i % size for i in range(1, 8)]
+    paths = [(3,), (3, 5), (4,), (3, 5, 9), (4, 6), (3, 8)]
+    tree = Tree(prompt[-1])
+    for path in paths:
+        tree.add(Candidate(tuple(t % size for t in path), 1.0, 0), "check")
+    backend.prefill(prompt, never)
+    branched = backend.score(tree, Sampling())
+    together = [branched.row(row).copy() for row in range(len(tree) + 1)]
+    backend.accept([3, 5])
+    gap = 0.0
+    for row, path in enumerate([(), *paths]):
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt, *(t % size for t in path)]], device=backend.model.device)
+            alone = backend.model(ids, use_cache=False).logits[0, -1].float().cpu().numpy()
+        gap = max(gap, float(abs(alone - together[row]).max()))
+    follow = backend.score(Tree(11 % size), Sampling()).row(0)
+    with torch.inference_mode():
+        ids = torch.tensor([[*prompt, 4 % size, 6 % size, 11 % size]], device=backend.model.device)
+        alone = backend.model(ids, use_cache=False).logits[0, -1].float().cpu().numpy()
+    return max(gap, float(abs(alone - follow).max()))

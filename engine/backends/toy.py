@@ -1,0 +1,112 @@
+"""A shipped fake: a byte vocabulary and fixed pseudo-random logits that depend on the context.
+
+It behaves like a model (cache, tree, roll-back, end token) and costs microseconds, so the whole
+engine is tested on it. The logits after a context are a hash of its last two tokens, sharpened
+on a few tokens, so that text repeats often enough for drafts to be accepted.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from engine.backends.base import BackendInfo
+from engine.sampling import Floats, choose, probability
+from engine.settings import Sampling
+from engine.tree import Tree
+from engine.types import Message
+
+END, USER, ASSISTANT, SYSTEM = 256, 257, 258, 259
+SPECIAL = {END: "<|end|>", USER: "<|user|>", ASSISTANT: "<|assistant|>", SYSTEM: "<|system|>"}
+VOCABULARY = 260
+MEMORY = 2
+
+
+@lru_cache(maxsize=1 << 16)
+def toy_logits(suffix: tuple[int, ...]) -> Floats:
+    """The logits after a context that ends in `suffix`; shape (260,)."""
+    state = 1469598103934665603
+    for token in suffix:
+        state = (state ^ (token + 1)) * 1099511628211 % 2**64
+    stream = np.random.Generator(np.random.Philox(key=state))
+    logits = stream.standard_normal(VOCABULARY, dtype=np.float32)
+    letters = stream.integers(97, 123, size=3)
+    logits[letters] += np.float32([9.0, 6.0, 5.0])
+    logits[[END, 32]] += np.float32([1.5, 4.0])
+    logits[[USER, ASSISTANT, SYSTEM]] = -20.0
+    return logits
+
+
+class ToyScores:
+    """Logits per tree row, sampled when asked."""
+
+    def __init__(self, rows: list[Floats], positions: list[int], sampling: Sampling) -> None:
+        self.rows, self.positions, self.sampling = rows, positions, sampling
+
+    def choose(self, row: int) -> int:
+        return choose(self.rows[row], self.sampling, self.positions[row])
+
+    def probability(self, row: int, token: int) -> float:
+        return probability(self.rows[row], token)
+
+
+class ToyBackend:
+    """The toy model. `forwards` counts target forwards, `cache` is what a real cache would hold."""
+
+    def __init__(self, context_length: int = 4096) -> None:
+        self.info = BackendInfo(
+            name="toy",
+            kind="toy",
+            fingerprint="toy",
+            tokenizer_fingerprint="bytes",
+            vocabulary_size=VOCABULARY,
+            eos_ids=frozenset({END}),
+            context_length=context_length,
+            can_tree=True,
+        )
+        self.cache: list[int] = []
+        self.tree: Tree | None = None
+        self.forwards = 0
+
+    def tokenize(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        while text:
+            special = next((i for i, name in SPECIAL.items() if text.startswith(name)), None)
+            if special is None:
+                tokens.extend(text[0].encode("utf-8", "replace"))
+                text = text[1:]
+            else:
+                tokens.append(special)
+                text = text[len(SPECIAL[special]) :]
+        return tokens
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        data = b"".join(SPECIAL[t].encode() if t in SPECIAL else bytes([t]) for t in tokens)
+        return data.decode("utf-8", "replace")
+
+    def render(self, messages: Sequence[Message]) -> str:
+        turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in messages)
+        return turns + "<|assistant|>"
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+        wanted = list(tokens[:-1])
+        reused = 0
+        while reused < min(len(self.cache), len(wanted)) and self.cache[reused] == wanted[reused]:
+            reused += 1
+        self.cache = wanted
+        return reused
+
+    def score(self, tree: Tree, sampling: Sampling) -> ToyScores:
+        self.forwards += 1
+        self.tree = tree
+        suffixes: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            before = tuple(self.cache[-MEMORY:]) if parent < 0 else suffixes[parent]
+            suffixes.append((*before, token)[-MEMORY:])
+        positions = [len(self.cache) + 1 + depth for depth in tree.depths]
+        return ToyScores([toy_logits(suffix) for suffix in suffixes], positions, sampling)
+
+    def accept(self, rows: Sequence[int]) -> None:
+        assert self.tree is not None, "accept follows score"
+        self.cache += [self.tree.tokens[row] for row in (0, *rows)]
+        self.tree = None

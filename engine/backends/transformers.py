@@ -1,0 +1,247 @@
+"""Any causal language model that the transformers library loads, verified as a tree in torch.
+
+The library's own model class computes the forward; this file gives it a preallocated cache that is
+written in place, a 4-D mask that shows each tree row its ancestors only, and explicit positions.
+Accepting a path moves its rows together; rolling back is setting a length. Whether a model computes
+such a forward correctly is not assumed but checked at load: one that fails decodes plainly.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from engine.backends.base import BackendInfo
+from engine.errors import PromptError
+from engine.sampling import Floats, choose, probability
+from engine.settings import Sampling
+from engine.tree import Tree
+from engine.types import Message
+
+PREFILL_CHUNK = 256
+MAX_NODES = 128
+
+
+class TreeLayer(CacheLayerMixin):
+    """One layer's keys and values, shape (1, heads, capacity, head size), written in place."""
+
+    def __init__(self, cache: "TreeCache") -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        for name, states in (("keys", key_states), ("values", value_states)):
+            shape = (*states.shape[:2], self.cache.capacity, states.shape[3])
+            setattr(self, name, torch.zeros(shape, dtype=states.dtype, device=states.device))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        start, end = self.cache.length, self.cache.length + key_states.shape[2]
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.cache.length
+
+    def get_max_length(self) -> int:
+        return self.cache.capacity
+
+
+class TreeCache(Cache):
+    """Preallocated rows; the first `length` are decided, those behind belong to the last tree."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+        super().__init__(layers=[TreeLayer(self) for _ in range(layers)])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Move the given rows of the last tree, in order, to the end of the decided ones."""
+        if any(row != i for i, row in enumerate(rows)):
+            source = torch.tensor(rows) + self.length
+            end = self.length + len(rows)
+            for layer in self.layers:
+                source = source.to(layer.keys.device)
+                layer.keys[:, :, self.length : end] = layer.keys[:, :, source]
+                layer.values[:, :, self.length : end] = layer.values[:, :, source]
+        self.length += len(rows)
+
+
+class LogitScores:
+    """Logits of one forward, shape (rows, vocabulary); a row reaches the host when it is read."""
+
+    def __init__(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> None:
+        self.logits, self.positions, self.sampling = logits, positions, sampling
+        self.host: dict[int, Floats] = {}
+
+    def row(self, row: int) -> Floats:
+        """One row as float32 on the host, a view where the model computes there in float32."""
+        if row not in self.host:
+            self.host[row] = self.logits[row].float().cpu().numpy()
+        return self.host[row]
+
+    def choose(self, row: int) -> int:
+        return choose(self.row(row), self.sampling, self.positions[row])
+
+    def probability(self, row: int, token: int) -> float:
+        return probability(self.row(row), token)
+
+
+class TransformersBackend:
+    """A loaded model and its tokenizer behind the Backend protocol. One run at a time."""
+
+    def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
+        self.model, self.tokenizer, self.info = model, tokenizer, info
+        config = model.config.get_text_config()
+        self.window: int | None = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        default = "sliding_attention" if self.window else "full_attention"
+        self.layer_kinds = sorted(set(kinds or [default]))
+        self.cached: list[int] = []
+        self.tree: Tree | None = None
+        self.cache: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        """An empty cache: ours where trees can be verified, else the library's own."""
+        self.cached = []
+        config = self.model.config.get_text_config()
+        if self.info.can_tree:
+            capacity = self.info.context_length + MAX_NODES + 1
+            self.cache = TreeCache(config.num_hidden_layers, capacity)
+        else:
+            self.cache = DynamicCache(config=config)
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return str(
+            self.tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The conversation in the model's chat template (run in transformers' sandbox)."""
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        if not self.tokenizer.chat_template:
+            lines = "".join(f"{m.role.capitalize()}: {m.content}\n\n" for m in messages)
+            return f"{self.tokenizer.bos_token or ''}{lines}Assistant:"
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:
+            # A template may raise anything, most often because it has no place for a system prompt.
+            if turns and turns[0]["role"] == "system" and len(messages) > 1:
+                head = f"{messages[0].content}\n\n{messages[1].content}"
+                return self.render([Message(messages[1].role, head), *messages[2:]])
+            raise PromptError(
+                f"The chat template of {self.info.name} refuses this conversation: {error}. "
+                "Check the order of the messages and the system prompt."
+            ) from error
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+        wanted = list(tokens[:-1])
+        pairs = zip(self.cached, wanted, strict=False)
+        reused = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if not self.info.can_tree and reused < len(self.cached):
+            self.reset()  # a cache that cannot roll back starts again
+            reused = 0
+        del self.cached[reused:]
+        if self.info.can_tree:
+            self.cache.length = reused
+        for start in range(reused, len(wanted), PREFILL_CHUNK):
+            if cancelled():
+                break
+            chunk = wanted[start : start + PREFILL_CHUNK]
+            self.forward(chunk, range(len(chunk)), np.tri(len(chunk), dtype=bool), logits=1)
+            self.cached += chunk
+            if self.info.can_tree:
+                self.cache.length += len(chunk)
+        return reused
+
+    @torch.inference_mode()
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        self.tree = tree
+        logits = self.forward(tree.tokens, tree.depths, ancestors(tree.parents), logits=0)
+        start = len(self.cached) + 1
+        return LogitScores(logits, [start + depth for depth in tree.depths], sampling)
+
+    @torch.inference_mode()
+    def accept(self, rows: Sequence[int]) -> None:
+        assert self.tree is not None, "accept follows score"
+        if self.info.can_tree:
+            self.cache.keep((0, *rows))
+        self.cached += [self.tree.tokens[row] for row in (0, *rows)]
+        self.tree = None
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        depths: Sequence[int],
+        visible: NDArray[np.bool_],
+        logits: int,
+    ) -> torch.Tensor:
+        """Run `tokens` behind the cache; row i sees the cache and the rows in `visible[i]`.
+
+        Returns logits of shape (rows, vocabulary), of the last `logits` rows when that is not 0.
+        """
+        inputs = {"input_ids": torch.tensor([tokens], device=self.model.device)}
+        if self.info.can_tree:
+            start = self.cache.length
+            positions = torch.tensor([depths], device=self.model.device) + start
+            inputs["position_ids"] = positions
+            inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
+        output = self.model(
+            **inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=logits
+        )
+        return output.logits[0]
+
+    def mask(
+        self, start: int, depths: NDArray[np.int_], visible: NDArray[np.bool_]
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The additive mask, shape (1, 1, rows, start + rows), per kind of attention layer.
+
+        A sliding-attention layer also hides cached positions out of its window.
+        """
+        dtype, device = self.model.dtype, self.model.device
+        hidden = torch.finfo(dtype).min
+        full = torch.zeros((1, 1, len(visible), start + len(visible)), dtype=dtype)
+        full[0, 0, :, start:].masked_fill_(torch.from_numpy(~visible), hidden)
+        masks = {"full_attention": full.to(device)}
+        if "sliding_attention" in self.layer_kinds:
+            sliding, window = full, int(self.window or 0)
+            if start + int(depths.max()) >= window:
+                positions = np.concatenate([np.arange(start), start + depths])
+                far = positions[None, :] <= (start + depths)[:, None] - window
+                sliding = full.masked_fill(torch.from_numpy(far), hidden)
+            masks["sliding_attention"] = sliding.to(device)
+        if len(self.layer_kinds) == 1:
+            return masks[self.layer_kinds[0]]
+        return {kind: masks[kind] for kind in self.layer_kinds}
+
+
+def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """Which rows each tree row may see: itself and its ancestors; shape (rows, rows)."""
+    visible = np.eye(len(parents), dtype=bool)
+    for row in range(1, len(parents)):
+        visible[row] |= visible[parents[row]]
+    return visible

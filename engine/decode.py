@@ -1,0 +1,183 @@
+"""The decode loop: draft, verify in one forward, keep what the target itself would have said.
+
+Lossless by construction: every emitted token is the target's own choice at its position, and that
+choice depends on the decided tokens and (seed, position) only (engine/sampling.py). Drafts decide
+how many choices one forward can make, never which ones. With no drafters this is the plain run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+from engine.backends.base import Backend, Scores
+from engine.drafters.base import Drafter
+from engine.errors import PromptError
+from engine.settings import Drafting, Generation
+from engine.text import TextStream
+from engine.tree import Tree, grow
+from engine.types import TARGET, Finish, Prefill, Step, Token
+
+
+def never() -> bool:
+    """The cancellation check of a run that nobody can cancel."""
+    return False
+
+
+def decode(
+    backend: Backend,
+    prompt: Sequence[int],
+    drafters: Sequence[Drafter],
+    generation: Generation,
+    drafting: Drafting,
+    cancelled: Callable[[], bool] = never,
+) -> Iterator[Prefill | Step]:
+    """Answer `prompt`: yields one Prefill, then one Step per target forward.
+
+    The last Step carries the reason it is the last. The time a consumer takes between two events
+    is not counted. Raises PromptError when the prompt is empty or leaves no room for an answer.
+    """
+    tokens = list(prompt)
+    answer = Answer(backend, tokens, generation, cancelled)
+    drafters = drafters if backend.info.can_tree else ()
+    try:
+        clock = perf_counter()
+        reused = backend.prefill(tokens, cancelled)
+        for drafter in drafters:
+            drafter.observe(tokens, len(tokens))
+        yield Prefill(len(tokens), reused, perf_counter() - clock)
+        index = 0
+        if cancelled():
+            yield Step(index, (), finish="cancelled")
+            return
+        while answer.finish is None:
+            clock = perf_counter()
+            tree, look_ups = draft(drafters, tokens, drafting, answer.limit - len(tokens) - 1)
+            drafted = perf_counter()
+            scores = backend.score(tree, generation.sampling)
+            scored = perf_counter()
+            rows, chosen = tree.walk(scores.choose)
+            emitted = answer.settle(tree, scores, rows, chosen, len(tokens))
+            sampled = perf_counter()
+            backend.accept(rows[: len(emitted) - 1])
+            tokens += chosen[: len(emitted)]
+            kept = perf_counter()
+            for drafter in drafters:
+                drafter.observe(tokens, len(emitted))
+            learned = perf_counter()
+            yield Step(
+                index,
+                tuple(emitted),
+                **count(tree, rows[: len(emitted)]),
+                look_ups=look_ups,
+                draft_seconds=drafted - clock + learned - kept,
+                verify_seconds=scored - drafted,
+                sample_seconds=sampled - scored,
+                other_seconds=kept - sampled,
+                finish=answer.finish,
+            )
+            index += 1
+    finally:
+        for drafter in drafters:
+            drafter.finish(tokens, len(tokens) - len(prompt))
+
+
+def draft(
+    drafters: Sequence[Drafter], tokens: Sequence[int], drafting: Drafting, depth: int
+) -> tuple[Tree, dict[str, float]]:
+    """A tree of at most `drafting.nodes` nodes and `depth` levels, and the seconds per tier.
+
+    Hierarchical access asks tier after tier and stops as soon as the tree is full; merged access
+    asks all of them and takes the best. Equally likely candidates stay in tier order.
+    """
+    tree, look_ups = Tree(tokens[-1]), {}
+    if depth < 1 or drafting.nodes < 1:
+        return tree, look_ups
+    pool = []
+    for drafter in drafters:
+        room = drafting.nodes - len(tree)
+        if room <= 0:
+            break
+        clock = perf_counter()
+        for candidate in drafter.propose(tokens, room, drafting.threshold):
+            if len(candidate.path) > depth:
+                continue
+            if drafting.policy == "merged":
+                pool.append((candidate, drafter.name))
+            elif len(tree) < drafting.nodes:
+                tree.add(candidate, drafter.name)
+        look_ups[drafter.name] = perf_counter() - clock
+    grow(tree, pool, drafting.nodes)
+    return tree, look_ups
+
+
+class Answer:
+    """What ends an answer: an end token, a stop string, its length, the context, the user."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        prompt: Sequence[int],
+        generation: Generation,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        context = backend.info.context_length
+        if not prompt:
+            raise PromptError("The prompt is empty. Write a message first.")
+        if len(prompt) >= context:
+            raise PromptError(
+                f"The prompt has {len(prompt):,} tokens, and {backend.info.name} reads at most "
+                f"{context:,} with the answer. Shorten the message or start a new conversation."
+            )
+        self.eos_ids = backend.info.eos_ids
+        self.text = TextStream(backend.detokenize, generation.stop)
+        self.cancelled = cancelled
+        self.limit = min(len(prompt) + generation.max_tokens, context)
+        self.at_limit: Finish = "context" if self.limit == context else "length"
+        self.finish: Finish | None = None
+
+    def settle(
+        self, tree: Tree, scores: Scores, rows: list[int], chosen: list[int], start: int
+    ) -> list[Token]:
+        """The tokens of one step up to where the answer ends; sets `finish` when it does.
+
+        `chosen[i]` follows `rows[i - 1]` (the root for i = 0) and sits at position `start` + i.
+        """
+        emitted: list[Token] = []
+        for i, token in enumerate(chosen):
+            before = rows[i - 1] if i else 0
+            piece, stopped = ("", False) if token in self.eos_ids else self.text.push(token)
+            if token in self.eos_ids:
+                self.finish = "eos"
+            elif stopped:
+                self.finish = "stop"
+            elif start + i + 1 >= self.limit:
+                self.finish = self.at_limit
+            elif i == len(chosen) - 1 and self.cancelled():
+                self.finish = "cancelled"
+            if self.finish is not None and self.finish != "stop":
+                piece += self.text.flush()
+            drafted = i < len(rows)
+            emitted.append(
+                Token(
+                    token,
+                    start + i,
+                    tree.sources[rows[i]] if drafted else TARGET,
+                    tree.match_lengths[rows[i]] if drafted else 0,
+                    piece,
+                    scores.probability(before, token),
+                )
+            )
+            if self.finish is not None:
+                break
+        return emitted
+
+
+def count(tree: Tree, accepted: Sequence[int]) -> dict[str, Any]:
+    """The counters of a Step: nodes per source and per depth, proposed and accepted."""
+    proposed_at, accepted_at = Counter(tree.depths[1:]), Counter(tree.depths[r] for r in accepted)
+    return {
+        "proposed": dict(Counter(tree.sources[1:])),
+        "accepted": dict(Counter(tree.sources[row] for row in accepted)),
+        "by_depth": tuple((proposed_at[d], accepted_at[d]) for d in sorted(proposed_at)),
+    }

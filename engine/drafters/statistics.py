@@ -1,0 +1,45 @@
+"""The statistics tier: n-grams of large texts, the lowest temporal locality.
+
+The table answers a key of up to three tokens with a small tree of what followed it in the texts;
+longer keys are asked first and shorter ones get the probability they leave. Read-only.
+"""
+
+from collections.abc import Sequence
+
+from engine.drafters.base import NgramTable
+from engine.drafters.votes import Votes, confidence
+from engine.types import STATISTICS, Candidate
+
+KEYS = (3, 2, 1)
+CONFIDENCE = (0.35, 0.65, 0.80)
+"""How much of the remaining probability a known key of 1, 2, 3 tokens is trusted with."""
+
+
+class StatisticsDrafter:
+    """Drafts from a table of text statistics for the model's tokenizer."""
+
+    name = STATISTICS
+
+    def __init__(self, table: NgramTable) -> None:
+        self.table = table
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        """The statistics do not change while decoding."""
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """The statistics do not change while decoding."""
+
+    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
+        """Continuations of the longest known key, then of shorter ones with what is left."""
+        votes, left = Votes(threshold), 1.0
+        for size in KEYS:
+            found = self.table.look_up(tokens[-size:]) if size <= len(tokens) else ()
+            if not found:
+                continue
+            trust = confidence(CONFIDENCE, size)
+            for path, share in found:
+                votes.add(path, left * trust * share, size)
+            left *= 1.0 - trust
+            if left < threshold:
+                break
+        return votes.ranked(room)

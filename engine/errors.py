@@ -1,0 +1,28 @@
+"""Every error a user can cause. The text is shown as it is: what happened, the value, what to do.
+
+    StrataError
+    ├── SettingError          a setting out of range or unknown
+    ├── PromptError           an empty message, or one that does not fit the context
+    ├── ModelError            a model that cannot be found, read or used
+    └── StorageError          a data directory or database that cannot be used
+"""
+
+
+class StrataError(Exception):
+    """Base class; `str(error)` is a complete message for the user."""
+
+
+class SettingError(StrataError):
+    """A setting has an unknown name or a value out of its range."""
+
+
+class PromptError(StrataError):
+    """A message cannot be answered as it stands."""
+
+
+class ModelError(StrataError):
+    """A model cannot be found, read or used."""
+
+
+class StorageError(StrataError):
+    """A data directory, a database or a statistics file cannot be used."""

@@ -1,0 +1,82 @@
+"""The target's choice: a function of the logits, the settings and (seed, position) alone.
+
+Gumbel-max with keyed noise: the noise of a position depends on the seed and the absolute position,
+never on how the forward was arranged. So a plain run and an accelerated run that see the same
+logits choose the same tokens, at every temperature. The maths is numpy, on the host, for every
+backend: one sampler to prove, and the same seed gives the same text wherever the model runs.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.settings import Sampling
+
+Floats = NDArray[np.float32]
+
+
+@lru_cache(maxsize=128)
+def gumbel(seed: int, position: int, size: int) -> Floats:
+    """Standard Gumbel noise, shape (size,), for one absolute position of one seed.
+
+    Philox is counter-based: the seed is its key and the position the high word of its counter, so
+    the streams of different positions never overlap. Cached because a drafted position is often
+    visited again by the next step.
+    """
+    stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, position]))
+    noise = stream.standard_exponential(size, dtype=np.float32)
+    np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    noise.flags.writeable = False
+    return noise
+
+
+def warp(logits: Floats, sampling: Sampling) -> Floats:
+    """Logits after temperature, top-k, top-p and min-p, in that order; dropped ones are -inf.
+
+    `logits` has shape (vocabulary,); the temperature must be above 0. Ties at a cut are kept.
+    """
+    warped = logits / np.float32(sampling.temperature)
+    floor = np.float32(-np.inf)
+    if 0 < sampling.top_k < warped.size:
+        floor = np.partition(warped, -sampling.top_k)[-sampling.top_k]
+    if sampling.top_p < 1.0:
+        floor = max(floor, nucleus_floor(warped[warped >= floor], sampling.top_p))
+    if sampling.min_p > 0.0:
+        floor = max(floor, warped.max() + np.log(np.float32(sampling.min_p)))
+    if floor > -np.inf:
+        warped[warped < floor] = -np.inf
+    return warped
+
+
+def nucleus_floor(warped: Floats, top_p: float) -> np.float32:
+    """The smallest logit of the smallest set of tokens whose probability reaches `top_p`."""
+    weights = np.exp(warped - warped.max())
+    wanted = np.float64(top_p) * weights.sum(dtype=np.float64)
+    # A nucleus is nearly always small, so sort a few candidates before sorting the vocabulary.
+    for count in (256, warped.size):
+        if count >= warped.size:
+            head = np.sort(warped)[::-1]
+        else:
+            head = np.sort(np.partition(warped, -count)[-count:])[::-1]
+        mass = np.cumsum(np.exp(head - warped.max()), dtype=np.float64)
+        inside = int(np.searchsorted(mass, wanted))
+        if inside < head.size:
+            return np.float32(head[inside])
+    return np.float32(head[-1])
+
+
+def choose(logits: Floats, sampling: Sampling, position: int) -> int:
+    """The token for one absolute position. `logits` has shape (vocabulary,), float32."""
+    if sampling.temperature == 0.0:
+        return int(logits.argmax())
+    warped = warp(logits, sampling)
+    warped += gumbel(sampling.seed, position, logits.size)
+    return int(warped.argmax())
+
+
+def probability(logits: Floats, token: int) -> float:
+    """The softmax probability of `token` under unwarped logits."""
+    return float(1.0 / np.exp(logits - logits[token]).sum(dtype=np.float64))

@@ -1,0 +1,116 @@
+"""Every setting, declared once: its range, its words, its default. Sliders and checks read this."""
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Self
+
+from engine.errors import SettingError
+from engine.types import TIERS
+
+
+def setting(
+    default: float | int,
+    low: float,
+    high: float,
+    step: float,
+    label: str,
+    help: str,
+) -> Any:
+    """A numeric dataclass field that carries its range and its words."""
+    metadata = {"low": low, "high": high, "step": step, "label": label, "help": help}
+    return field(default=default, metadata=metadata)
+
+
+def check_range(owner: object, item: Field[Any]) -> None:
+    """Raise `SettingError` unless the field's value is a number of its type within its range."""
+    value, low, high = getattr(owner, item.name), item.metadata["low"], item.metadata["high"]
+    wants = int if isinstance(item.default, int) else float
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if not numeric or (wants is int and value != int(value)) or not low <= value <= high:
+        kind = "a whole number" if wants is int else "a number"
+        raise SettingError(
+            f"{item.metadata['label']} cannot be {value!r}. Give {kind} from {low:g} to {high:g}."
+        )
+
+
+class Checked:
+    """Mixin of the settings classes: range checks on creation, strict reading of mappings."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]
+            if item.metadata:
+                check_range(self, item)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from a mapping (stored JSON, a form); an unknown name is an error, not ignored."""
+        known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise SettingError(
+                    f"There is no setting named {name!r}. The settings are: {', '.join(known)}."
+                )
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling(Checked):
+    """How the target's next token is drawn. At temperature 0 it is the argmax."""
+
+    temperature: float = setting(
+        0.7, 0.0, 2.0, 0.05, "Temperature", "0 always takes the most likely token."
+    )
+    top_k: int = setting(0, 0, 1000, 1, "Top-k", "Keep the k most likely tokens; 0 keeps all.")
+    top_p: float = setting(
+        1.0, 0.0, 1.0, 0.01, "Top-p", "Keep the smallest set of tokens with this much probability."
+    )
+    min_p: float = setting(
+        0.0, 0.0, 1.0, 0.01, "Min-p", "Drop tokens below this share of the most likely one."
+    )
+    seed: int = setting(
+        0, 0, 2**63 - 1, 1, "Seed", "The same seed and settings give the same text."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation(Checked):
+    """A whole answer: the sampler, its length, the strings that end it."""
+
+    sampling: Sampling = Sampling()
+    max_tokens: int = setting(
+        512, 1, 32768, 1, "Max tokens", "The answer ends after this many tokens."
+    )
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting(Checked):
+    """Which databases draft, in which order, and how much they may propose per step."""
+
+    tiers: tuple[str, ...] = TIERS
+    policy: str = "hierarchical"
+    nodes: int = setting(
+        16, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
+    )
+    threshold: float = setting(
+        0.04, 0.0, 1.0, 0.01, "Threshold", "Candidates less likely than this are not drafted."
+    )
+
+    def __post_init__(self) -> None:
+        super(Drafting, self).__post_init__()
+        if self.policy not in POLICIES:
+            raise SettingError(
+                f"There is no drafting policy {self.policy!r}. Choose one of: {', '.join(POLICIES)}."
+            )
+        for name in self.tiers:
+            if name not in TIERS or self.tiers.count(name) > 1:
+                raise SettingError(
+                    f"The tiers {', '.join(self.tiers)} are not usable because of {name!r}. "
+                    f"Name each of {', '.join(TIERS)} at most once."
+                )
+
+
+POLICIES = ("hierarchical", "merged")
+"""hierarchical: ask tier after tier until the tree is full. merged: best-first over all tiers."""

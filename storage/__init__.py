@@ -1,0 +1,1 @@
+"""Storage: what outlives the program. It knows the engine's values, and no interface."""

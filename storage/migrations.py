@@ -1,0 +1,160 @@
+"""The schema, as the list of scripts that led to it. The list is append-only: never edit an entry.
+
+A database records the scripts it has had in its table `migrations`, so one of any age is brought
+up to date by running the rest. `python -m storage.migrations` prints the resulting schema.
+"""
+
+import sqlite_utils
+
+from engine.errors import StorageError
+
+MIGRATIONS: tuple[tuple[str, str], ...] = (
+    (
+        "0001-conversations",
+        """
+CREATE TABLE owners (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+);
+CREATE TABLE fingerprints (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+);
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY,
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    title TEXT NOT NULL,
+    system_prompt TEXT NOT NULL DEFAULT '',
+    settings TEXT NOT NULL DEFAULT '{}',
+    created REAL NOT NULL,
+    updated REAL NOT NULL
+);
+CREATE INDEX conversations_recent ON conversations(owner, updated);
+CREATE TABLE contexts (
+    conversation TEXT NOT NULL REFERENCES conversations(id) ON DELETE CASCADE,
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    start INTEGER NOT NULL,
+    tokens BLOB NOT NULL,
+    PRIMARY KEY (conversation, fingerprint, start)
+);
+""",
+    ),
+    (
+        "0002-runs",
+        """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY,
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    conversation TEXT REFERENCES conversations(id) ON DELETE CASCADE,
+    kind TEXT NOT NULL CHECK (kind IN ('chat', 'compare')),
+    model TEXT NOT NULL,
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    method TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    emitted_tokens INTEGER NOT NULL,
+    reused_tokens INTEGER NOT NULL,
+    ttft_seconds REAL NOT NULL,
+    decode_seconds REAL NOT NULL,
+    forwards INTEGER NOT NULL,
+    finish TEXT,
+    baseline_tokens_per_second REAL,
+    created REAL NOT NULL
+);
+CREATE INDEX runs_recent ON runs(owner, created);
+CREATE INDEX runs_conversation ON runs(conversation);
+CREATE TABLE steps (
+    run TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    tokens TEXT NOT NULL,
+    proposed TEXT NOT NULL,
+    accepted TEXT NOT NULL,
+    by_depth TEXT NOT NULL,
+    look_ups TEXT NOT NULL,
+    draft_seconds REAL NOT NULL,
+    verify_seconds REAL NOT NULL,
+    sample_seconds REAL NOT NULL,
+    other_seconds REAL NOT NULL,
+    finish TEXT,
+    PRIMARY KEY (run, position)
+) WITHOUT ROWID;
+""",
+    ),
+    (
+        "0003-messages",
+        """
+CREATE TABLE messages (
+    id TEXT PRIMARY KEY,
+    conversation TEXT NOT NULL REFERENCES conversations(id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
+    content TEXT NOT NULL,
+    run TEXT REFERENCES runs(id) ON DELETE SET NULL,
+    created REAL NOT NULL,
+    pieces TEXT,
+    UNIQUE (conversation, position)
+);
+CREATE INDEX messages_run ON messages(run);
+""",
+    ),
+    (
+        "0004-ngrams",
+        """
+CREATE TABLE answers (
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    learned INTEGER NOT NULL,
+    PRIMARY KEY (owner, fingerprint)
+) WITHOUT ROWID;
+CREATE TABLE ngrams (
+    owner INTEGER NOT NULL,
+    fingerprint INTEGER NOT NULL,
+    tokens BLOB NOT NULL,
+    documents INTEGER NOT NULL,
+    seen INTEGER NOT NULL,
+    PRIMARY KEY (owner, fingerprint, tokens),
+    FOREIGN KEY (owner, fingerprint) REFERENCES answers(owner, fingerprint) ON DELETE CASCADE
+) WITHOUT ROWID;
+""",
+    ),
+)
+
+
+def apply(handle: sqlite_utils.Database) -> None:
+    """Bring a database up to date, inside the caller's transaction.
+
+    Raises `StorageError` for a database of another program or of a newer version of this one:
+    neither is touched.
+    """
+    tables = handle.table_names()
+    if tables and "migrations" not in tables:
+        raise StorageError(
+            f"The database holds tables of another program ({', '.join(tables[:3])}). "
+            "Choose another data directory, or move that file away."
+        )
+    handle.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY)")
+    applied = {name for (name,) in handle.execute("SELECT name FROM migrations")}
+    unknown = applied - {name for name, _ in MIGRATIONS}
+    if unknown:
+        raise StorageError(
+            f"The database was written by a newer version ({min(unknown)!r} is not known here). "
+            "Update the program, or choose another data directory."
+        )
+    for name, script in MIGRATIONS:
+        if name not in applied:
+            handle.executescript(script)
+            handle.execute("INSERT INTO migrations (name) VALUES (?)", [name])
+
+
+def blank_schema() -> str:
+    """The schema of a new database, as docs/storage.md shows it."""
+    handle = sqlite_utils.Database(memory=True, execute_plugins=False)
+    try:
+        apply(handle)
+        return handle.schema
+    finally:
+        handle.close()
+
+
+if __name__ == "__main__":
+    print(blank_schema())
