@@ -2,8 +2,8 @@
 
 A prompt is the chat template's text, tokenized. But what a model emitted need not be what the
 tokenizer would make of its text, and then the cache of the last turn would be worthless. So the
-tokens of the last turn are taken over up to the last special token whose text the new prompt
-shares, and only the rest is tokenized: the second turn costs no more than its new words.
+tokens of the last turn are taken over as far as the new prompt shares their text (whole, or up to
+an end token), and only the rest is tokenized: the second turn costs no more than its new words.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -76,11 +76,11 @@ class Chat:
 def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:
     """Tokens of `text` that begin with as much of `known` as is safe.
 
-    Safe means: up to an end token, after which tokenization starts afresh, and only when the
-    result reads exactly as `text`.
+    Safe means: all of it, or up to an end token, after which tokenization starts afresh, and only
+    when the result reads exactly as `text`.
     """
     ends = [i + 1 for i, token in enumerate(known) if token in backend.info.eos_ids]
-    for end in reversed(ends):
+    for end in sorted({len(known), *ends} - {0}, reverse=True):
         head = backend.detokenize(known[:end])
         if text.startswith(head):
             spliced = [*known[:end], *backend.tokenize(text[len(head) :])]

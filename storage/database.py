@@ -60,6 +60,7 @@ class Database:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+        self._name = str(path or "The in-memory database")
         self.notices: list[str] = []
         self._lock = threading.RLock()
         self._writing = False
@@ -71,12 +72,10 @@ class Database:
             if path is not None:
                 self._prepare(path)
             with self.write() as handle:
-                migrations.apply(handle)
-        except StorageError as error:
+                migrations.apply(handle, self._name)
+        except BaseException:
             self.close()
-            raise StorageError(f"{path or 'The in-memory database'} cannot be used. {error}") from (
-                error
-            )
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -97,9 +96,9 @@ class Database:
                     yield handle
                 return
             assert not handle.conn.in_transaction, "write() inside read()"
-            handle.execute("BEGIN IMMEDIATE")
             self._writing = True
             try:
+                handle.execute("BEGIN IMMEDIATE")
                 yield handle
                 handle.execute("COMMIT")
             except BaseException:
@@ -155,15 +154,19 @@ class Database:
 
     def _connect(self) -> sqlite_utils.Database:
         if self._closed:
-            raise StorageError(f"{self.path or 'The database'} is closed. Start the program again.")
+            raise StorageError(f"{self._name} is closed. Start the program again.")
         connection = sqlite3.connect(
             self.path or ":memory:",
             timeout=self.BUSY_SECONDS,
             isolation_level=None,  # transactions begin where we say so
             check_same_thread=False,  # close() runs on a thread of its own
         )
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA synchronous = NORMAL")  # reads the file, so it may fail
+        except sqlite3.Error:
+            connection.close()
+            raise
         handle = sqlite_utils.Database(connection, execute_plugins=False)
         # Worker threads come and go; what ended without closing is closed by who comes next.
         for thread in [thread for thread in self._handles.copy() if not thread.is_alive()]:
@@ -180,15 +183,16 @@ class Database:
 
     def _prepare(self, path: Path) -> None:
         """Make the directory, put a damaged file aside, switch to write-ahead logging."""
-        if path.is_dir():
-            raise StorageError("It is a directory. Name a file in it.")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_directory = path.is_dir()
         except OSError as error:
             raise StorageError(
-                f"The directory {path.parent} cannot be made ({error.strerror}). "
-                "Choose a data directory you can write to."
+                f"The data directory {path.parent} cannot be used ({error.strerror}). "
+                "Choose one you can write to."
             ) from error
+        if is_directory:
+            raise StorageError(f"{path} is a directory, not a database. Name a file in it.")
         with self._explained():
             if damage := self._damage(path):
                 self._put_aside(path, damage)
@@ -216,7 +220,7 @@ class Database:
                     os.rename(f"{path}{suffix}", f"{aside}{suffix}")
         except OSError as error:
             raise StorageError(
-                f"It is damaged ({damage}) and cannot be moved away ({error.strerror}). "
+                f"{path} is damaged ({damage}) and cannot be moved away ({error.strerror}). "
                 "Move it yourself and start again."
             ) from error
         self.notices.append(
@@ -236,8 +240,7 @@ class Database:
         explanation = EXPLANATIONS.get(_code(error))
         if explanation is None:
             raise error
-        path = self.path or "The in-memory database"
-        raise StorageError(explanation.format(path=path)) from error
+        raise StorageError(explanation.format(path=self._name)) from error
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -120,8 +120,8 @@ CREATE TABLE ngrams (
 )
 
 
-def apply(handle: sqlite_utils.Database) -> None:
-    """Bring a database up to date, inside the caller's transaction.
+def apply(handle: sqlite_utils.Database, name: str = "The database") -> None:
+    """Bring a database up to date, inside the caller's transaction; errors call it `name`.
 
     Raises `StorageError` for a database of another program or of a newer version of this one:
     neither is touched.
@@ -129,21 +129,21 @@ def apply(handle: sqlite_utils.Database) -> None:
     tables = handle.table_names()
     if tables and "migrations" not in tables:
         raise StorageError(
-            f"The database holds tables of another program ({', '.join(tables[:3])}). "
+            f"{name} holds tables of another program ({', '.join(tables[:3])}). "
             "Choose another data directory, or move that file away."
         )
     handle.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY)")
-    applied = {name for (name,) in handle.execute("SELECT name FROM migrations")}
-    unknown = applied - {name for name, _ in MIGRATIONS}
+    applied = {entry for (entry,) in handle.execute("SELECT name FROM migrations")}
+    unknown = applied - {entry for entry, _ in MIGRATIONS}
     if unknown:
         raise StorageError(
-            f"The database was written by a newer version ({min(unknown)!r} is not known here). "
+            f"{name} was written by a newer version ({min(unknown)!r} is not known here). "
             "Update the program, or choose another data directory."
         )
-    for name, script in MIGRATIONS:
-        if name not in applied:
+    for entry, script in MIGRATIONS:
+        if entry not in applied:
             handle.executescript(script)
-            handle.execute("INSERT INTO migrations (name) VALUES (?)", [name])
+            handle.execute("INSERT INTO migrations (name) VALUES (?)", [entry])
 
 
 def blank_schema() -> str:
