@@ -102,7 +102,8 @@ class Databases:
     def for_measuring(self, log: Iterable[int] = ()) -> "Databases":
         """A copy whose runs leave no trace: its own context, the same model tier and statistics."""
         copy = Databases(ContextDrafter(tuple(log)), self.model, self.statistics)
-        copy.published = {}
+        if self.published:
+            copy.published = {**self.published, CONTEXT: PublishedContext()}
         return copy
 
 

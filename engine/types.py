@@ -52,6 +52,16 @@ class Continuation(NamedTuple):
     share: float
 
 
+class Followers(NamedTuple):
+    """What followed a key: how often the key occurred, and the paths behind it, likeliest first.
+
+    Every prefix of a path is listed before it.
+    """
+
+    count: float
+    paths: tuple[Continuation, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """One emitted token.

@@ -127,7 +127,7 @@ class Database:
         """All rows of one query, by the shortest way: no snapshot, no sugar."""
         with self._reading:
             try:
-                return self._handle().conn.execute(sql, parameters).fetchall()  # type: ignore[arg-type]
+                return self._handle().conn.execute(sql, parameters).fetchall()
             except sqlite3.Error as error:
                 self._explain(error)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.types import Candidate, Continuation
+from engine.types import Candidate, Followers
 
 
 class Drafter(Protocol):
@@ -28,8 +28,8 @@ class Drafter(Protocol):
 class NgramTable(Protocol):
     """What a tier needs of a store of n-grams. Memory and SQLite both implement it."""
 
-    def look_up(self, key: Sequence[int]) -> Sequence[Continuation]:
-        """What followed the tokens of `key`, likeliest first; empty when the key is unknown."""
+    def look_up(self, key: Sequence[int]) -> Followers | None:
+        """What followed the tokens of `key`; None when the key is unknown."""
 
 
 class Frozen:

@@ -71,11 +71,20 @@ class PublishedModel:
 
     def __init__(self, grams: Iterable[Gram] = ()) -> None:
         self.grams: dict[tuple[int, ...], int] = {}
-        self.table: dict[int, list[tuple[int, ...]]] | None = None
+        self.table: dict[int, list[tuple[int, ...]]] = {}
         for gram in grams:
             key = gram.tokens[-AHEAD - 1 :]
             if len(key) == AHEAD + 1:
                 self.grams[key] = max(self.grams.get(key, 0), gram.documents)
+        self.rank()
+
+    def rank(self) -> None:
+        """Rebuild the look-up table from the most frequent n-grams."""
+        self.table = {}
+        for gram, _ in sorted(self.grams.items(), key=lambda pair: -pair[1])[:MODEL_GRAMS]:
+            line = self.table.setdefault(gram[0], [])
+            if len(line) < DRAFTS:
+                line.append(gram[1:])
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn before the answer is over."""
@@ -85,17 +94,10 @@ class PublishedModel:
         start = max(0, len(tokens) - new - 1)
         for gram in {tuple(tokens[at : at + 5]) for at in range(start, len(tokens) - AHEAD)}:
             self.grams[gram] = self.grams.get(gram, 0) + 1
-        self.table = None
+        self.rank()
 
     def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
         """The continuations of the last token that most answers held."""
-        if self.table is None:
-            self.table = {}
-            best = sorted(self.grams.items(), key=lambda pair: -pair[1])[:MODEL_GRAMS]
-            for gram, _ in best:
-                line = self.table.setdefault(gram[0], [])
-                if len(line) < DRAFTS:
-                    line.append(gram[1:])
         return flat((gram, 1) for gram in self.table.get(tokens[-1], ()))
 
 
@@ -117,7 +119,8 @@ class PublishedStatistics:
         """The most frequent continuations of up to four tokens, in the order of the table."""
         drafts: list[tuple[tuple[int, ...], int]] = []
         for size in (2, 1):
-            paths = [path for path, _ in self.table.look_up(tokens[-size:])]
+            found = self.table.look_up(tokens[-size:])
+            paths = [path for path, _ in found.paths] if found else []
             inner = {path[:-1] for path in paths}
             drafts += [(path[:AHEAD], size) for path in paths if path not in inner]
         return flat(drafts)

@@ -7,12 +7,12 @@ longer keys are asked first and shorter ones get the probability they leave. Rea
 from collections.abc import Sequence
 
 from engine.drafters.base import NgramTable
-from engine.drafters.votes import Votes, confidence
+from engine.drafters.votes import Votes
 from engine.types import STATISTICS, Candidate
 
 KEYS = (3, 2, 1)
-CONFIDENCE = (0.35, 0.65, 0.80)
-"""How much of the remaining probability a known key of 1, 2, 3 tokens is trusted with."""
+DOUBT = (12.0, 6.0, 4.0)
+"""A key of 1, 2, 3 tokens seen n times gets n / (n + DOUBT) of the remaining probability."""
 
 
 class StatisticsDrafter:
@@ -33,11 +33,11 @@ class StatisticsDrafter:
         """Continuations of the longest known key, then of shorter ones with what is left."""
         votes, left = Votes(threshold), 1.0
         for size in KEYS:
-            found = self.table.look_up(tokens[-size:]) if size <= len(tokens) else ()
-            if not found:
+            found = self.table.look_up(tokens[-size:]) if size <= len(tokens) else None
+            if found is None:
                 continue
-            trust = confidence(CONFIDENCE, size)
-            for path, share in found:
+            trust = found.count / (found.count + DOUBT[size - 1])
+            for path, share in found.paths:
                 votes.add(path, left * trust * share, size)
             left *= 1.0 - trust
             if left < threshold:

@@ -1,0 +1,1 @@
+"""The interface: a Gradio app over the engine and the storage."""

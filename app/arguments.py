@@ -1,0 +1,116 @@
+"""The command line: what may be said, and who may come in.
+
+Imports nothing heavy, so that `--help` answers at once.
+"""
+
+import argparse
+import hmac
+import ipaddress
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "models" / "tiny-chat" / "target"
+FIRST_PORT, PORTS_TRIED = 7860, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A checked command line. `made_up` says that the password was not chosen by the user."""
+
+    model: str
+    data_dir: Path | None
+    host: str
+    port: int | None
+    share: bool
+    user: str | None
+    password: str | None
+    made_up: bool
+    browser: bool
+
+    @property
+    def public(self) -> bool:
+        """Whether others than the user of this machine can reach the app."""
+        return self.share or not is_local(self.host)
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; exits with status 2 and one clear line when it makes no sense."""
+    parser = argparse.ArgumentParser(
+        prog="app.py",
+        description="Strata: a chat app that shows, token by token, why its model answers faster.",
+    )
+    add = parser.add_argument
+    add("--model", default=str(EMBEDDED), metavar="PATH|ID",
+        help="a folder or a Hugging Face id (default: the demonstration model that comes along)")
+    add("--data-dir", type=Path, metavar="DIR", help="where conversations and databases are kept")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=port_number, help=f"default: the first free one from {FIRST_PORT}; 0: any")
+    add("--share", action="store_true", help="make a public link; always asks for a password")
+    add("--auth", metavar="USER:PASSWORD", help="ask for this name and password")
+    add("--no-browser", action="store_true", help="do not open a browser window")
+    given = parser.parse_args(arguments)
+    user, colon, password = (given.auth or "").partition(":")
+    if given.auth is not None and not (user and colon and password):
+        parser.error(f"--auth {given.auth!r} is not of the form USER:PASSWORD. Give both parts.")
+    public = given.share or not is_local(given.host)
+    made_up = public and given.auth is None
+    return Options(
+        model=given.model,
+        data_dir=given.data_dir,
+        host=given.host,
+        port=given.port,
+        share=given.share,
+        user="guest" if made_up else user or None,
+        password=secrets.token_urlsafe(12) if made_up else password or None,
+        made_up=made_up,
+        browser=not given.no_browser,
+    )
+
+
+def port_number(text: str) -> int:
+    """A port from 0 to 65535."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port. Give a number from 0 to 65535.")
+    return int(text)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than localhost is not."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Gate:
+    """Checks name and password in constant time; after too many failures it stays shut a while."""
+
+    FAILURES, WINDOW_SECONDS = 8, 60.0
+
+    def __init__(
+        self, user: str, password: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.expected = (user.encode(), password.encode())
+        self.clock = clock
+        self.failures: deque[float] = deque()
+        self.lock = threading.Lock()
+
+    def __call__(self, user: str, password: str) -> bool:
+        """Whether to let in. While shut, even the right password is refused."""
+        with self.lock:
+            now = self.clock()
+            while self.failures and now - self.failures[0] > self.WINDOW_SECONDS:
+                self.failures.popleft()
+            if len(self.failures) >= self.FAILURES:
+                return False
+            name_fits = hmac.compare_digest(user.encode(), self.expected[0])
+            password_fits = hmac.compare_digest(password.encode(), self.expected[1])
+            if name_fits and password_fits:
+                return True
+            self.failures.append(now)
+            return False

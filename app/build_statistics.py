@@ -1,0 +1,138 @@
+"""`python -m app.build_statistics FILES`: the statistics tier's file for a model's tokenizer.
+
+Reads text (.txt, .md: a document per file) and JSON lines (.jsonl: "text" or chat "messages" per
+line; both also as .xz, .gz). Interrupted, it leaves everything as it was.
+"""
+
+import argparse
+import gzip
+import json
+import lzma
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from platformdirs import user_data_path
+from tqdm import tqdm
+
+from engine.backends.base import Backend
+from engine.errors import StorageError, StrataError
+from engine.types import Message
+from storage.statistics import SUFFIX
+from storage.statistics_build import build
+
+OPENERS = {".xz": lzma.open, ".gz": gzip.open}
+MEGABYTE = 1 << 20
+
+
+def documents_of(path: Path, backend: Backend) -> Iterator[str]:
+    """The texts in one file. Raises StorageError naming the file and line that cannot be read."""
+    opener: Any = OPENERS.get(path.suffix, open)
+    kind = Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            if kind != ".jsonl":
+                yield file.read()
+                return
+            for number, line in enumerate(file, 1):
+                try:
+                    yield text_of(json.loads(line), backend)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise StorageError(
+                        f"Line {number} of {str(path)!r} is not a document ({error}). Each line "
+                        'must be a JSON object with "text" or "messages".'
+                    ) from error
+    except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError) as error:
+        raise StorageError(
+            f"The file {str(path)!r} cannot be read: {error}. Give UTF-8 text or JSON lines."
+        ) from error
+
+
+def text_of(record: dict[str, Any], backend: Backend) -> str:
+    """A record's text; a chat becomes what the model would see of it."""
+    if "messages" not in record:
+        return str(record["text"])
+    turns = [Message(str(m["role"]), str(m["content"])) for m in record["messages"]]
+    if turns and turns[-1].role == "assistant":
+        return backend.render(turns[:-1]) + turns[-1].content + end_text(backend)
+    return backend.render(turns)
+
+
+def end_text(backend: Backend) -> str:
+    """The text of the model's end token."""
+    return backend.detokenize(sorted(backend.info.eos_ids)[:1])
+
+
+def tokenized(
+    files: Sequence[Path], backend: Backend, most_tokens: int
+) -> list[NDArray[np.uint32]]:
+    """The documents of all files as token arrays, with a progress bar, up to `most_tokens`."""
+    documents: list[NDArray[np.uint32]] = []
+    total = 0
+    with tqdm(unit=" tokens", unit_scale=True, desc="Tokenize") as bar:
+        for path in files:
+            for text in documents_of(path, backend):
+                document = np.array(backend.tokenize(text), dtype=np.uint32)
+                documents.append(document)
+                bar.update(len(document))
+                total += len(document)
+                if total >= most_tokens:
+                    bar.write(f"Stopped after {total:,} tokens, the limit (--max-tokens).")
+                    return documents
+    return documents
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, build, report. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.build_statistics", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("files", nargs="+", type=Path, help=".txt, .md, .jsonl, also .xz or .gz")
+    parser.add_argument("--model", required=True, help="the model whose tokenizer to use")
+    parser.add_argument("--out", type=Path, help="the file (default: in the data directory)")
+    parser.add_argument("--data-dir", type=Path, default=user_data_path("strata"))
+    parser.add_argument("--size", type=float, default=64.0, help="megabytes of the file, about")
+    parser.add_argument(
+        "--max-tokens", type=int, default=50_000_000, help="read no more (needs 150 bytes each)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        from engine.backends.load import load_transformers
+
+        backend = load_transformers(options.model)
+        fingerprint = backend.info.tokenizer_fingerprint
+        out = options.out or options.data_dir / "statistics" / f"{fingerprint}{SUFFIX}"
+        documents = tokenized(options.files, backend, options.max_tokens)
+        with tqdm(total=100, desc="Count", bar_format="{l_bar}{bar}| {postfix}") as bar:
+
+            def progress(stage: str, done: float) -> None:
+                bar.set_postfix_str(stage)
+                bar.n = int(100 * (STAGES.index(stage) + done) / len(STAGES))
+                bar.refresh()
+
+            meta = build(
+                documents,
+                out,
+                fingerprint,
+                backend.info.vocabulary_size,
+                ", ".join(path.name for path in options.files),
+                int(options.size * MEGABYTE),
+                progress,
+            )
+    except StrataError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Cancelled; nothing was changed.", file=sys.stderr)
+        return 130
+    print(f"{int(meta['keys']):,} keys from {int(meta['tokens']):,} tokens: {out}")
+    return 0
+
+
+STAGES = ("sort", "count", "write")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Plain and accelerated decoding of one prompt, one after the other, and what the pair proves.
+
+Both runs start from an empty cache, neither may learn from the other, and the order is swapped
+from repeat to repeat, so that a machine that warms up or slows down favours neither.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from engine.backends.base import Backend
+from engine.decode import decode, never
+from engine.drafters.base import Drafter
+from engine.methods import METHODS, Method
+from engine.metrics import Metrics, summarise
+from engine.settings import Generation
+from engine.types import Prefill, Step, Token
+
+UPDATE_SECONDS = 0.1
+PLAIN = METHODS["plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One finished run."""
+
+    method: str
+    prefill: Prefill | None
+    steps: tuple[Step, ...]
+
+    @property
+    def tokens(self) -> list[Token]:
+        """What the run emitted."""
+        return [token for step in self.steps for token in step.tokens]
+
+    @property
+    def metrics(self) -> Metrics:
+        """Its figures."""
+        return summarise(self.prefill, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether two runs emitted the same tokens; else where they part and what each said there."""
+
+    identical: bool
+    tokens: int
+    position: int = 0
+    plain: str = ""
+    accelerated: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Pairs finished so far, (plain, accelerated), and the run under way."""
+
+    pairs: tuple[tuple[Timed, Timed], ...]
+    repeat: int
+    running: Timed | None
+    cancelled: bool = False
+
+    @property
+    def speedups(self) -> list[float]:
+        """Decode time per token, plain over accelerated, pair by pair."""
+        return [
+            per_token(plain) / per_token(fast)
+            for plain, fast in self.pairs
+            if per_token(fast) and plain.tokens
+        ]
+
+    @property
+    def speedup(self) -> float | None:
+        """The median over the repeats."""
+        return median(self.speedups) if self.speedups else None
+
+
+class Pace:
+    """Says when the next update of the interface is due."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.next = perf_counter()
+
+    def due(self) -> bool:
+        """True at most once per interval."""
+        now = perf_counter()
+        if now < self.next:
+            return False
+        self.next = now + self.seconds
+        return True
+
+
+def per_token(run: Timed) -> float:
+    """Seconds of decoding per emitted token: the same figure as time when the texts agree."""
+    figures = run.metrics
+    return figures.decode_seconds / figures.tokens if figures.tokens else 0.0
+
+
+def verdict(
+    detokenize: Callable[[Sequence[int]], str], plain: Timed, accelerated: Timed
+) -> Verdict:
+    """Compare two runs token by token. `position` counts from 1 within the answer."""
+    left, right = plain.tokens, accelerated.tokens
+    for at in range(max(len(left), len(right))):
+        one = left[at].id if at < len(left) else None
+        other = right[at].id if at < len(right) else None
+        if one != other:
+            texts = ["the end" if i is None else detokenize([i]) for i in (one, other)]
+            return Verdict(False, at, at + 1, *texts)
+    return Verdict(True, len(left))
+
+
+def run(
+    backend: Backend,
+    prompt: Sequence[int],
+    method: Method,
+    drafters: Sequence[Drafter],
+    generation: Generation,
+    cancelled: Callable[[], bool] = never,
+) -> Iterator[Timed]:
+    """Decode from an empty cache; yields the run as it grows, the finished run last."""
+    backend.prefill(prompt[:1], never)
+    prefill: Prefill | None = None
+    steps: list[Step] = []
+    pace = Pace(UPDATE_SECONDS)
+    for event in decode(backend, prompt, drafters, generation, method.drafting, cancelled):
+        if isinstance(event, Prefill):
+            prefill = event
+            continue
+        steps.append(event)
+        if event.finish is None and pace.due():
+            yield Timed(method.name, prefill, tuple(steps))
+    yield Timed(method.name, prefill, tuple(steps))
+
+
+def compare(
+    backend: Backend,
+    prompt: Sequence[int],
+    method: Method,
+    drafters: Callable[[], Sequence[Drafter]],
+    generation: Generation,
+    repeats: int,
+    cancelled: Callable[[], bool] = never,
+) -> Iterator[Progress]:
+    """Run `repeats` pairs; `drafters` makes fresh ones that keep no trace of earlier runs.
+
+    A few unmeasured steps come first, so that no run pays for waking the machine up.
+    """
+    warm_up(backend, prompt, generation)
+    pairs: list[tuple[Timed, Timed]] = []
+    for repeat in range(repeats):
+        done: dict[str, Timed] = {}
+        order = ("plain", "fast") if repeat % 2 == 0 else ("fast", "plain")
+        for name in order:
+            chosen, helpers = (PLAIN, ()) if name == "plain" else (method, drafters())
+            for timed in run(backend, prompt, chosen, helpers, generation, cancelled):
+                done[name] = timed
+                yield Progress(tuple(pairs), repeat, timed)
+            if cancelled():
+                yield Progress(tuple(pairs), repeat, None, cancelled=True)
+                return
+        pairs.append((done["plain"], done["fast"]))
+        yield Progress(tuple(pairs), repeat, None)
+
+
+def warm_up(
+    backend: Backend, prompt: Sequence[int], generation: Generation, steps: int = 4
+) -> None:
+    """A few plain steps whose time nobody counts."""
+    events = decode(backend, prompt, (), generation, PLAIN.drafting)
+    for _, _ in zip(range(steps + 1), events, strict=False):
+        pass
+    events.close()  # type: ignore[attr-defined]
+
+
+def plain_speed(backend: Backend, prompt: Sequence[int], steps: int = 24) -> float:
+    """Tokens per second of plain decoding, from the median step of a short run."""
+    generation = Generation(max_tokens=steps + 4)
+    warm_up(backend, prompt, generation)
+    seconds: list[float] = []
+    for _ in range(3):
+        for timed in run(backend, prompt, PLAIN, (), generation):
+            last = timed
+        seconds += [step.seconds for step in last.steps if step.tokens]
+        if len(seconds) >= steps:
+            break
+    typical = median(seconds) if seconds else 0.0
+    return 1 / typical if typical else 0.0

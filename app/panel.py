@@ -1,0 +1,149 @@
+"""The live figures beside the chat, as markup made of numbers and our own words only."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from app.palette import INKS, STAGES, ink
+from engine.metrics import Metrics
+from engine.types import TIERS, Step
+
+RIBBON = 64
+TALLEST = 12
+
+
+def panel(
+    figures: Metrics | None, steps: Sequence[Step] = (), plain: float = 0.0, ended: str = ""
+) -> str:
+    """The whole panel; dashes where there is nothing to tell yet."""
+    return (
+        '<div class="panel">'
+        + headline(figures, plain)
+        + section("Who wrote it", share_bar(figures) + tier_table(figures))
+        + section("Where a step goes", stage_bar(figures))
+        + section("Step by step", ribbon(steps))
+        + (f'<p class="ended">{escape(ended)}</p>' if ended else "")
+        + "</div>"
+    )
+
+
+def section(title: str, body: str) -> str:
+    """A titled part."""
+    return f"<section><h4>{escape(title)}</h4>{body}</section>"
+
+
+def headline(figures: Metrics | None, plain: float) -> str:
+    """The four figures that matter most."""
+    speed = figures.tokens_per_second if figures else 0.0
+    against = (
+        f"vs plain, measured at start: {plain:,.0f} tok/s" if plain else "plain speed not measured"
+    )
+    cells = [
+        ("Speed", f"{speed:,.0f}" if speed else "–", "tokens per second", ""),
+        ("Speedup", f"{speed / plain:.2f}×" if speed and plain else "–", against, " lead"),
+        (
+            "Acceptance",
+            f"{figures.mean_acceptance_length:.2f}" if figures and figures.forwards else "–",
+            "tokens per forward",
+            "",
+        ),
+        (
+            "First token",
+            milliseconds(figures.ttft_seconds) if figures and figures.forwards else "–",
+            "from sending",
+            "",
+        ),
+    ]
+    return '<div class="figures">' + "".join(
+        f'<div class="figure{kind}"><span>{title}</span><b>{value}</b><small>{note}</small></div>'
+        for title, value, note, kind in cells
+    ) + "</div>"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration at a sensible precision."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def stacked(parts: Sequence[tuple[str, float, str]]) -> str:
+    """A bar of (colour, weight, title) parts."""
+    whole = sum(weight for _, weight, _ in parts)
+    if not whole:
+        return '<div class="bar empty"></div>'
+    return '<div class="bar">' + "".join(
+        f'<i style="width:{100 * weight / whole:.2f}%;background:{colour}" '
+        f'title="{escape(title)}"></i>'
+        for colour, weight, title in parts
+        if weight
+    ) + "</div>"
+
+
+def share_bar(figures: Metrics | None) -> str:
+    """Share of the output by source."""
+    share: Mapping[str, float] = figures.share if figures else {}
+    ordered = [*INKS, *(source for source in share if source not in INKS)]
+    return stacked(
+        [
+            (ink(s).colour, share.get(s, 0.0), f"{ink(s).title} {100 * share.get(s, 0.0):.0f} %")
+            for s in ordered
+        ]
+    )
+
+
+def tier_table(figures: Metrics | None) -> str:
+    """Per source: share of the output, accepted of proposed, look-up time per step."""
+    head = "<tr><th>source</th><th>output</th><th>accepted / drafted</th><th>look-up</th></tr>"
+    return f'<table class="tiers">{head}{"".join(tier_row(figures, s) for s in INKS)}</table>'
+
+
+def tier_row(figures: Metrics | None, source: str) -> str:
+    """One line of the table."""
+    look = INKS[source]
+    name = f'<td><span class="tok k-{source}">{look.title}</span></td>'
+    if figures is None or not figures.forwards:
+        return f"<tr>{name}<td>–</td><td>–</td><td>–</td></tr>"
+    share = f"{100 * figures.share.get(source, 0.0):.0f} %"
+    if source not in TIERS:
+        return f"<tr>{name}<td>{share}</td><td></td><td></td></tr>"
+    proposed = figures.proposed.get(source, 0)
+    rate = (
+        f"{figures.accepted.get(source, 0):,} / {proposed:,} "
+        f"<em>{100 * figures.rate(source):.0f} %</em>"
+        if proposed
+        else "–"
+    )
+    spent = figures.look_up_seconds.get(source)
+    each = milliseconds(spent / figures.forwards) if spent is not None else "–"
+    return f"<tr>{name}<td>{share}</td><td>{rate}</td><td>{each}</td></tr>"
+
+
+def stage_bar(figures: Metrics | None) -> str:
+    """Mean time of a step, split into its stages."""
+    if figures is None or not figures.forwards:
+        return stacked([])
+    seconds = {name: getattr(figures, f"{name}_seconds") / figures.forwards for name in STAGES}
+    legend = "".join(
+        f'<span><i style="background:{STAGES[name]}"></i>{name} {milliseconds(value)}</span>'
+        for name, value in seconds.items()
+    )
+    bar = stacked([(STAGES[n], s, f"{n} {milliseconds(s)}") for n, s in seconds.items()])
+    return f'{bar}<div class="stages">{legend}</div>'
+
+
+def ribbon(steps: Sequence[Step]) -> str:
+    """The latest steps: a column each, a cell per emitted token in its source's colour."""
+    latest = [step for step in steps if step.tokens][-RIBBON:]
+    if not latest:
+        return '<div class="ribbon empty"></div>'
+    columns = []
+    for step in latest:
+        cells = "".join(
+            f'<i style="background:{ink(token.source).colour}"></i>'
+            for token in step.tokens[:TALLEST]
+        )
+        columns.append(
+            f'<b title="step {step.index + 1}: {len(step.tokens)} tokens in '
+            f'{milliseconds(step.seconds)}">{cells}</b>'
+        )
+    return f'<div class="ribbon">{"".join(columns)}</div>'

@@ -1,0 +1,111 @@
+"""An open conversation's decoding state: what drafts for it and which tokens the cache may know.
+
+Drafts can never change an answer, and a faulty source of drafts must not end one either: `Guarded`
+drops what no vocabulary holds and silences a source that fails.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from app.comparison import Timed
+from engine.drafters.base import Drafter
+from engine.methods import Databases
+from engine.settings import Generation
+from engine.types import Candidate
+
+
+class Guarded:
+    """A drafter whose faults cost speed only."""
+
+    def __init__(
+        self, drafter: Drafter, vocabulary: int, report: Callable[[str], None]
+    ) -> None:
+        self.drafter, self.vocabulary, self.report = drafter, vocabulary, report
+        self.name = drafter.name
+        self.silent = False
+
+    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
+        """The drafter's candidates that the model can read."""
+        try:
+            found = [] if self.silent else list(self.drafter.propose(tokens, room, threshold))
+            top = self.vocabulary
+            return [c for c in found if all(0 <= token < top for token in c.path)]
+        except Exception as error:
+            # Whatever a damaged source raises, the target can go on without it.
+            self.fail(error)
+            return []
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        """Let the drafter learn."""
+        self.guard(self.drafter.observe, tokens, new)
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Let the drafter keep the answer."""
+        self.guard(self.drafter.finish, tokens, new)
+
+    def guard(
+        self, learn: Callable[[Sequence[int], int], None], tokens: Sequence[int], new: int
+    ) -> None:
+        """Call a learning method unless the source is silent."""
+        try:
+            if not self.silent:
+                learn(tokens, new)
+        except Exception as error:
+            # As above: not learning costs speed, losing the answer would cost the answer.
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Silence the source and say so once."""
+        self.silent = True
+        self.report(
+            f"The {self.name} tier failed ({error}) and was switched off for this answer. "
+            "The text is not affected."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What it takes to decode the last answer again: its prompt, its settings, its run."""
+
+    message_id: str
+    prompt: tuple[int, ...]
+    generation: Generation
+    run: Timed
+
+
+@dataclass(slots=True)
+class Room:
+    """One open conversation."""
+
+    databases: Databases
+    tokens: list[int] = field(default_factory=list)
+    answered: Answered | None = None
+
+
+class Rooms:
+    """The conversations used last; the others are read from the store again when needed."""
+
+    LIMIT = 16
+
+    def __init__(self) -> None:
+        self.open: OrderedDict[tuple[str, str], Room] = OrderedDict()
+
+    def get(self, owner: str, conversation_id: str, make: Callable[[], Room]) -> Room:
+        """The room of a conversation, made if need be."""
+        key = (owner, conversation_id)
+        if key not in self.open:
+            self.open[key] = make()
+            while len(self.open) > self.LIMIT:
+                self.open.popitem(last=False)
+        self.open.move_to_end(key)
+        return self.open[key]
+
+    def find(self, owner: str, conversation_id: str) -> Room | None:
+        """The room if it is open."""
+        return self.open.get((owner, conversation_id))
+
+    def close(self, owner: str, conversation_id: str | None = None) -> None:
+        """Forget one room, or all of an owner's."""
+        for key in [k for k in self.open if k[0] == owner and conversation_id in (None, k[1])]:
+            del self.open[key]

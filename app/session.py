@@ -1,0 +1,369 @@
+"""The one object that the tabs talk to: a loaded model, the stores, and who may touch what.
+
+Everything is scoped by owner. One answer is decoded at a time; what the user said is stored before
+decoding begins and the answer at least once a second, so a crash costs a second at most. A store
+that fails costs memory, never the answer: it becomes a notice.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from app.comparison import (
+    UPDATE_SECONDS,
+    Pace,
+    Progress,
+    Timed,
+    Verdict,
+    compare,
+    plain_speed,
+    run,
+    verdict,
+)
+from app.preferences import Preferences
+from app.rooms import Answered, Guarded, Room, Rooms
+from app.writer import Update, Writer
+from engine.backends.base import Backend
+from engine.chat import Chat
+from engine.drafters.base import Drafter
+from engine.drafters.context import ContextDrafter
+from engine.drafters.model import ModelDrafter
+from engine.errors import PromptError, StorageError
+from engine.methods import METHODS, Databases, Method, untraced
+from engine.settings import Generation
+from engine.types import Message, Prefill
+from storage.contexts import ContextStore
+from storage.conversations import Conversations
+from storage.database import Database
+from storage.ngrams import ModelNgrams
+from storage.statistics import StatisticsTable
+from storage.traces import Kind, Traces
+
+T = TypeVar("T")
+
+MODEL_GRAMS = 100_000
+TITLE = 48
+UNTITLED = "New conversation"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A plain rerun of the last answer: under way while `verdict` is None."""
+
+    tokens: int
+    verdict: Verdict | None = None
+    speedup: float | None = None
+    plain: Timed | None = None
+    accelerated: Timed | None = None
+
+
+class Session:
+    """See the module's docstring. `guests` means that others may come in: they only chat."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        database: Database,
+        statistics: StatisticsTable | None = None,
+        guests: bool = False,
+    ) -> None:
+        self.backend, self.database, self.statistics = backend, database, statistics
+        self.guests = guests
+        self.chat = Chat(backend)
+        self.model = threading.Lock()
+        self.rooms = Rooms()
+        self.tiers: dict[str, ModelDrafter] = {}
+        self.stops: dict[tuple[str, str], threading.Event] = {}
+        self.notices: dict[str, list[str]] = {}
+        self.plain_tokens_per_second = 0.0
+        self.answering: set[tuple[str, str]] = set()
+        self.viewing: dict[str, str | None] = {}
+
+    # who, and what went wrong
+
+    @staticmethod
+    def owner(username: str | None, browser: str | None) -> str:
+        """Whose data it is. Guests share a password, so their browser tells them apart."""
+        return "local" if username is None else f"{username}:{browser or ''}"
+
+    def report(self, owner: str, notice: str) -> None:
+        """Remember a notice for the owner, once."""
+        waiting = self.notices.setdefault(owner, [])
+        if notice not in waiting:
+            waiting.append(notice)
+
+    def take_notices(self, owner: str) -> list[str]:
+        """What the owner has not been told yet."""
+        return self.notices.pop(owner, [])
+
+    def keep(self, owner: str, write: Callable[[], T]) -> T | None:
+        """Do a write that the answer can do without; a failure becomes a notice."""
+        try:
+            return write()
+        except StorageError as error:
+            self.report(owner, str(error))
+            return None
+
+    # conversations
+
+    def conversations(self, owner: str) -> Conversations:
+        """The owner's conversations."""
+        return Conversations(self.database, owner)
+
+    def delete(self, owner: str, conversation_id: str) -> None:
+        """Delete a conversation with all that was derived from it but the model tier."""
+        self.stop(owner, conversation_id)
+        self.conversations(owner).delete(conversation_id)
+        self.rooms.close(owner, conversation_id)
+
+    def say(self, owner: str, conversation_id: str | None, text: str) -> str:
+        """Store what the user said; makes a conversation if there is none. Returns its id.
+
+        Raises PromptError, with nothing stored, for an empty message or one that cannot fit.
+        """
+        self.chat.fit([Message("user", text)])
+        store = self.conversations(owner)
+        if conversation_id is None:
+            conversation_id = store.create().id
+        if not store.messages(conversation_id):
+            title = " ".join(text.split())
+            if store.get(conversation_id).title == UNTITLED:
+                store.rename(conversation_id, title[:TITLE].rstrip() or UNTITLED)
+        store.append(conversation_id, "user", text)
+        self.flag(owner, conversation_id).clear()
+        return conversation_id
+
+    def edit(self, owner: str, conversation_id: str, position: int, text: str) -> None:
+        """Say something else at a position; what followed it is gone."""
+        self.chat.fit([Message("user", text)])
+        store = self.conversations(owner)
+        with self.database.write():
+            store.truncate(conversation_id, position)
+            store.append(conversation_id, "user", text)
+        self.flag(owner, conversation_id).clear()
+
+    def drop_answer(self, owner: str, conversation_id: str) -> None:
+        """Take back what follows the user's last message, before answering it again."""
+        store = self.conversations(owner)
+        said = [m.position for m in store.messages(conversation_id) if m.role == "user"]
+        if not said:
+            raise PromptError("There is no message to answer yet. Write something first.")
+        store.truncate(conversation_id, said[-1] + 1)
+        self.flag(owner, conversation_id).clear()
+
+    # answering
+
+    def flag(self, owner: str, conversation_id: str) -> threading.Event:
+        """The event that ends a conversation's answer."""
+        return self.stops.setdefault((owner, conversation_id), threading.Event())
+
+    def stop(self, owner: str, conversation_id: str) -> None:
+        """End the answer after the step under way, or before its first one."""
+        self.flag(owner, conversation_id).set()
+
+    def answer(
+        self, owner: str, conversation_id: str, preferences: Preferences
+    ) -> Iterator[Update]:
+        """Answer the user's last message; the last update has a `finish`.
+
+        Closing the iterator early keeps what was emitted.
+        """
+        method, generation = preferences.chosen(), preferences.seeded()
+        with self.model:
+            messages = self.prompt_messages(owner, conversation_id)
+            room = self.room(owner, conversation_id)
+            self.chat.tokens = room.tokens
+            fitting, dropped = self.chat.fit(messages)
+            prompt = self.chat.prompt(fitting)
+            self.expect(room, prompt, fitting)
+            writer = Writer(
+                self.conversations(owner),
+                conversation_id,
+                generation.sampling.seed,
+                lambda write: self.keep(owner, write),
+            )
+            flag, pace = self.flag(owner, conversation_id), Pace(UPDATE_SECONDS)
+            self.answering.add((owner, conversation_id))
+            drafters = self.guarded(owner, room.databases.drafters(method))
+            try:
+                for event in self.chat.reply(
+                    prompt, drafters, generation, method.drafting, flag.is_set
+                ):
+                    writer.add(event)
+                    if writer.steps and (writer.finish or pace.due()):
+                        yield writer.update(dropped)
+            finally:
+                self.answering.discard((owner, conversation_id))
+                room.tokens = self.chat.tokens
+                timed = writer.run(method.name)
+                if timed.tokens:
+                    run_id = self.save(owner, conversation_id, timed, generation, method)
+                    room.answered = Answered(writer.message.id, tuple(prompt), generation, timed)
+                    writer.flush(run_id)
+                else:
+                    writer.discard()
+                self.prune(owner)
+
+    def prompt_messages(self, owner: str, conversation_id: str) -> list[Message]:
+        """The conversation as the model reads it; messages in a row by one role become one.
+
+        Chat templates expect roles to take turns, and a stopped answer may be empty.
+        """
+        store = self.conversations(owner)
+        system = store.get(conversation_id).system_prompt.strip()
+        messages = [Message("system", system)] if system else []
+        for stored in store.messages(conversation_id):
+            if not stored.content.strip():
+                continue
+            if messages and messages[-1].role == stored.role:
+                both = f"{messages.pop().content}\n\n{stored.content}"
+                messages.append(Message(stored.role, both))
+            else:
+                messages.append(Message(stored.role, stored.content))
+        return messages
+
+    def room(self, owner: str, conversation_id: str) -> Room:
+        """The open conversation, its context tier warm from what was stored."""
+        fingerprint = self.backend.info.tokenizer_fingerprint
+        store = ContextStore(self.database, owner)
+
+        def save(tokens: Sequence[int]) -> None:
+            self.keep(owner, lambda: store.append(conversation_id, fingerprint, tokens))
+
+        def make() -> Room:
+            log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
+            context = ContextDrafter(log, save)
+            context.unsaved = len(context.log)
+            return Room(Databases(context, self.model_tier(owner), self.statistics))
+
+        return self.rooms.get(owner, conversation_id, make)
+
+    def expect(self, room: Room, prompt: Sequence[int], messages: Sequence[Message]) -> None:
+        """Tell a context tier that was just loaded what of the prompt its log holds already."""
+        context = room.databases.context
+        if context.log and not context.seen:
+            fresh = len(self.backend.tokenize(self.backend.render(messages[-1:])))
+            context.seen = list(prompt[: max(0, len(prompt) - fresh)])
+
+    def model_tier(self, owner: str) -> ModelDrafter:
+        """What this model said to this owner before; learns and stores each answer."""
+        if owner not in self.tiers:
+            store = ModelNgrams(self.database, owner, self.backend.info.fingerprint)
+            grams = self.keep(owner, store.load) or []
+
+            def learned(fresh: Iterable[tuple[int, ...]]) -> None:
+                self.keep(owner, lambda: store.learn(fresh))
+
+            self.tiers[owner] = ModelDrafter(grams, learned)
+        return self.tiers[owner]
+
+    def prune(self, owner: str) -> None:
+        """Keep the model tier within its size; the next answer reads the rest again."""
+        if len(self.model_tier(owner).table) > MODEL_GRAMS * 1.1:
+            store = ModelNgrams(self.database, owner, self.backend.info.fingerprint)
+            self.keep(owner, lambda: store.prune(MODEL_GRAMS))
+            self.forget_tiers(owner)
+
+    def forget_tiers(self, owner: str) -> None:
+        """Read the owner's databases again when they are next needed."""
+        self.tiers.pop(owner, None)
+        self.rooms.close(owner)
+
+    def guarded(self, owner: str, drafters: Sequence[Drafter]) -> list[Drafter]:
+        """Drafters whose faults become notices."""
+        size = self.backend.info.vocabulary_size
+        return [Guarded(d, size, lambda text: self.report(owner, text)) for d in drafters]
+
+    # measuring
+
+    def measure(self) -> float:
+        """Plain tokens per second of the loaded model, measured now with a short run."""
+        with self.model:
+            prompt = self.backend.tokenize(self.backend.render([Message("user", "Tell a story.")]))
+            self.plain_tokens_per_second = plain_speed(self.backend, prompt)
+        return self.plain_tokens_per_second
+
+    def prove(self, owner: str, conversation_id: str) -> Iterator[Proof]:
+        """Decode the last answer again without drafts, from the same prompt and seed."""
+        room = self.rooms.find(owner, conversation_id)
+        answered = room.answered if room else None
+        if answered is None:
+            raise PromptError(
+                "There is no answer of this session to prove. Send or regenerate one first."
+            )
+        flag = self.flag(owner, conversation_id)
+        flag.clear()
+        with self.model:
+            limit = max(1, len(answered.run.tokens))
+            generation = Generation(answered.generation.sampling, limit, answered.generation.stop)
+            for timed in run(
+                self.backend, answered.prompt, METHODS["plain"], (), generation, flag.is_set
+            ):
+                yield Proof(len(timed.tokens))
+        if flag.is_set():
+            raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
+        verdict_ = verdict(self.backend.detokenize, timed, answered.run)
+        fast, slow = answered.run.metrics.decode_seconds, timed.metrics.decode_seconds
+        yield Proof(
+            len(timed.tokens), verdict_, slow / fast if fast else None, timed, answered.run
+        )
+
+    def compare(
+        self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
+    ) -> Iterator[Progress]:
+        """Plain against accelerated on one prompt, each run with a fresh context tier."""
+        method, generation = preferences.chosen(), preferences.seeded()
+        flag = self.flag(owner, "")
+        flag.clear()
+        messages = [Message("system", system.strip())] if system.strip() else []
+        prompt = self.chat.prompt([*messages, Message("user", text)], known=())
+        base = Databases(model=self.model_tier(owner), statistics=self.statistics)
+
+        def drafters() -> list[Drafter]:
+            return self.guarded(owner, untraced(base.for_measuring().drafters(method)))
+
+        with self.model:
+            progress = None
+            for progress in compare(
+                self.backend, prompt, method, drafters, generation, repeats, flag.is_set
+            ):
+                yield progress
+        for pair in progress.pairs if progress else ():
+            for timed in pair:
+                self.save(owner, None, timed, generation, METHODS[timed.method], "compare")
+
+    def save(
+        self,
+        owner: str,
+        conversation_id: str | None,
+        timed: Timed,
+        generation: Generation,
+        method: Method,
+        kind: Kind = "chat",
+    ) -> str | None:
+        """Store a run with its steps; returns its id, or None when the store refused."""
+        figures, info = timed.metrics, self.backend.info
+        prefill = timed.prefill or Prefill(0, 0)
+
+        def write() -> str:
+            stored = Traces(self.database, owner).save(
+                conversation_id=conversation_id,
+                model=info.name,
+                fingerprint=info.fingerprint,
+                method=method.name,
+                settings={"generation": asdict(generation), "drafting": asdict(method.drafting)},
+                prompt_tokens=prefill.tokens,
+                emitted_tokens=figures.tokens,
+                reused_tokens=prefill.reused,
+                ttft_seconds=figures.ttft_seconds,
+                decode_seconds=figures.decode_seconds,
+                forwards=figures.forwards,
+                finish=timed.steps[-1].finish if timed.steps else None,
+                steps=timed.steps,
+                baseline_tokens_per_second=self.plain_tokens_per_second or None,
+                kind=kind,
+            )
+            return stored.id
+
+        return self.keep(owner, write)

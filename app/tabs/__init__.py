@@ -1,0 +1,1 @@
+"""One file per tab: `build` makes its components, `wire` connects them."""

@@ -1,0 +1,173 @@
+"""Settings: how the next answer is sampled and drafted. Ranges and words come from the engine."""
+
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import gradio as gr
+
+from app.events import AT_ONCE, owner_of, told
+from app.preferences import Preferences
+from app.session import Session
+from engine.methods import METHODS
+from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.types import TIERS
+
+PRESETS = {
+    "Exact": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "Balanced": {"temperature": 0.7, "top_k": 0, "top_p": 0.95, "min_p": 0.0},
+    "Lively": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
+}
+SLIDER_STEPS = 2_000
+"""A range with more steps than this is typed, not dragged."""
+DEFAULT_TOKENS = 256
+
+
+@dataclass(slots=True)
+class Controls:
+    """The components, by the name of the setting they hold, in a fixed order."""
+
+    system: gr.Textbox
+    parts: dict[str, gr.components.Component] = field(default_factory=dict)
+    presets: dict[str, gr.Button] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> list[gr.components.Component]:
+        """What an event that needs the settings takes as inputs."""
+        return [self.system, *self.parts.values()]
+
+    def read(self, values: Iterable[Any]) -> tuple[str, Preferences]:
+        """System prompt and preferences from the inputs' values; raises SettingError."""
+        system, *rest = values
+        given = dict(zip(self.parts, rest, strict=True))
+        sampling = Sampling(**{f.name: number(f.default, given[f.name]) for f in fields(Sampling)})
+        stop = tuple(line for line in str(given["stop"] or "").splitlines() if line)
+        generation = Generation(sampling, number(0, given["max_tokens"]), stop)
+        drafting = Drafting(
+            tuple(given["tiers"] or ()),
+            given["policy"],
+            number(0, given["nodes"]),
+            number(0.0, given["threshold"]),
+        )
+        chosen = Preferences(generation, given["method"], drafting, bool(given["fresh_seed"]))
+        chosen.chosen()
+        return str(system or ""), chosen
+
+    def show(self, system: str, preferences: Preferences) -> list[Any]:
+        """The inputs' values for stored preferences, in the inputs' order."""
+        sampling, drafting = preferences.generation.sampling, preferences.drafting
+        values: dict[str, Any] = {
+            **{f.name: getattr(sampling, f.name) for f in fields(Sampling)},
+            "fresh_seed": preferences.fresh_seed,
+            "max_tokens": preferences.generation.max_tokens,
+            "stop": "\n".join(preferences.generation.stop),
+            "method": preferences.method,
+            "tiers": list(drafting.tiers),
+            "policy": drafting.policy,
+            "nodes": drafting.nodes,
+            "threshold": drafting.threshold,
+        }
+        return [system, *(values[name] for name in self.parts)]
+
+
+def number(default: Any, value: Any) -> Any:
+    """A component's number with the setting's type, so that 3.0 is a whole number."""
+    whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
+    if isinstance(default, float) and isinstance(value, int):
+        return float(value)
+    return int(value) if whole else value
+
+
+def control(owner: type, name: str, value: Any = None) -> gr.components.Component:
+    """A slider, or a box for a wide range, made from a setting's declaration."""
+    item = next(f for f in fields(owner) if f.name == name)
+    meta = item.metadata
+    value = item.default if value is None and item.default is not MISSING else value
+    words = {"label": meta["label"], "info": meta["help"], "value": value}
+    if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
+        return gr.Number(**words, precision=0, minimum=meta["low"])
+    return gr.Slider(meta["low"], meta["high"], step=meta["step"], **words)
+
+
+def build(session: Session) -> Controls:
+    """Three groups: what the model is told, how it samples, how it is accelerated."""
+    with gr.Row(elem_classes="cards"):
+        with gr.Column(elem_classes="card"):
+            gr.HTML("<h3>Instructions</h3>")
+            system = gr.Textbox(
+                label="System prompt",
+                info="Sent before the conversation; empty for none.",
+                lines=4,
+                max_lines=12,
+            )
+            controls = Controls(system)
+            parts = controls.parts
+            length = min(DEFAULT_TOKENS, session.backend.info.context_length)
+            parts["max_tokens"] = control(Generation, "max_tokens", length)
+            parts["stop"] = gr.Textbox(
+                label="Stop strings", info="One per line; the answer ends before them.", lines=2
+            )
+        with gr.Column(elem_classes="card"):
+            gr.HTML("<h3>Sampling</h3>")
+            with gr.Row(elem_classes="presets"):
+                buttons = {name: gr.Button(name, size="sm") for name in PRESETS}
+            for item in fields(Sampling):
+                if item.name == "seed":
+                    parts["fresh_seed"] = gr.Checkbox(
+                        True,
+                        label="A new seed for each answer",
+                        info="Off: the seed below, so the same question gets the same answer.",
+                    )
+                parts[item.name] = control(Sampling, item.name)
+        with gr.Column(elem_classes="card"):
+            gr.HTML("<h3>Acceleration</h3><p>None of these can change a word of the answer.</p>")
+            parts["method"] = gr.Dropdown(
+                [(method.title, name) for name, method in METHODS.items()],
+                value="hd",
+                label="Method",
+                info="The settings below apply to hierarchy drafting and to single tiers.",
+            )
+            parts["tiers"] = gr.Dropdown(
+                [(name.capitalize(), name) for name in TIERS],
+                value=list(TIERS),
+                multiselect=True,
+                label="Databases, in the order they are asked",
+            )
+            parts["policy"] = gr.Radio(
+                [(name.capitalize(), name) for name in POLICIES],
+                value=POLICIES[0],
+                label="Access",
+                info="Hierarchical stops when the draft is full; merged asks all, keeps the best.",
+            )
+            parts["nodes"] = control(Drafting, "nodes")
+            parts["threshold"] = control(Drafting, "threshold")
+    controls.presets = buttons
+    return controls
+
+
+def wire(
+    session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState
+) -> None:
+    """Keep changed settings with the conversation that is open."""
+
+    def keep(
+        request: gr.Request, conversation: str | None, memory: dict[str, Any], *values: Any
+    ) -> None:
+        owner = owner_of(session, memory, request)
+        with told():
+            system, preferences = controls.read(values)
+            if conversation:
+                store = session.conversations(owner)
+                store.set_system_prompt(conversation, system)
+                store.set_settings(conversation, preferences.mapping())
+
+    inputs = [current, memory, *controls.inputs]
+    edits = [part.input for part in controls.inputs]  # type: ignore[attr-defined]
+    gr.on(edits, keep, inputs, None, trigger_mode="always_last", **AT_ONCE)
+    for name, button in controls.presets.items():
+        preset = PRESETS[name]
+        button.click(
+            lambda preset=preset: list(preset.values()),
+            outputs=[controls.parts[key] for key in preset],
+            **AT_ONCE,
+        ).then(keep, inputs, None, **AT_ONCE)

@@ -1,0 +1,1 @@
+"""Measurements. Each command prints a table for people, then one JSON line."""

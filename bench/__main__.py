@@ -1,0 +1,32 @@
+"""`python -m bench COMMAND`: one measurement per command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bench import speed
+from engine.errors import StrataError
+
+COMMANDS = {"speed": speed}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one measurement. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, module in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=module.__doc__.splitlines()[0]))
+    options = parser.parse_args(arguments)
+    try:
+        COMMANDS[options.command].run(options)
+    except StrataError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Cancelled.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""Conversations and their messages, seen by one owner at a time.
+
+Every query names the owner, so another's conversation behaves in every way as one that does not
+exist.
+"""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlite_utils
+
+from engine.errors import StorageError
+from storage import exports
+from storage.database import Database
+from storage.exports import ROLES
+
+MAX_TITLE = 200
+
+
+class Piece(NamedTuple):
+    """What the token view shows of one piece of an answer: its text and where it came from."""
+
+    text: str
+    source: str
+    match_length: int
+    step: int
+    position: int
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation without its messages; times are in seconds since 1970, UTC."""
+
+    id: str
+    title: str
+    system_prompt: str
+    settings: dict[str, Any]
+    created: float
+    updated: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One message; positions grow within a conversation, from 0."""
+
+    id: str
+    conversation_id: str
+    position: int
+    role: str
+    content: str
+    run_id: str | None
+    created: float
+    pieces: tuple[Piece, ...] | None
+
+
+class Conversations:
+    """One owner's conversations; an id that is not theirs raises `StorageError`."""
+
+    def __init__(self, db: Database, owner: str) -> None:
+        self._db = db
+        self._owner = db.key("owners", owner)
+
+    def create(self, title: str = "New conversation") -> Conversation:
+        """A new, empty conversation."""
+        with self._db.write() as handle:
+            return self._insert(handle, title, "", {}, time.time())
+
+    def get(self, id: str) -> Conversation:
+        """One conversation."""
+        rows = self._db.execute_read(
+            "SELECT id, title, system_prompt, settings, created, updated FROM conversations "
+            "WHERE id = ? AND owner = ?",
+            [id, self._owner],
+        )
+        if not rows:
+            raise _missing(id)
+        return _conversation(rows[0])
+
+    def list(self, search: str | None = None) -> Sequence[Conversation]:
+        """All conversations, or those with `search` in title or messages; newest change first."""
+        words = _clean(search or "").strip()[:MAX_TITLE]
+        pattern = re.sub(r"([\\%_])", r"\\\1", words)
+        rows = self._db.execute_read(
+            "SELECT id, title, system_prompt, settings, created, updated FROM conversations "
+            "WHERE owner = :owner AND (:like = '%%' OR title LIKE :like ESCAPE '\\' OR EXISTS ("
+            "SELECT 1 FROM messages WHERE conversation = conversations.id "
+            "AND content LIKE :like ESCAPE '\\')) ORDER BY updated DESC, rowid DESC",
+            {"owner": self._owner, "like": f"%{pattern}%"},
+        )
+        return [_conversation(row) for row in rows]
+
+    def rename(self, id: str, title: str) -> None:
+        """Give a conversation another title."""
+        self._update(id, "title", _title(title))
+
+    def set_system_prompt(self, id: str, system_prompt: str) -> None:
+        """Give a conversation another system prompt; empty for none."""
+        self._update(id, "system_prompt", _clean(system_prompt))
+
+    def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
+        """Replace a conversation's settings, which JSON must be able to hold."""
+        self._update(id, "settings", json.dumps(dict(settings)))
+
+    def delete(self, id: str) -> None:
+        """Delete a conversation with its messages, its token logs and its runs."""
+        with self._db.write() as handle:
+            self._touch(handle, id)
+            handle.execute("DELETE FROM conversations WHERE id = ?", [id])
+
+    def messages(self, id: str) -> Sequence[StoredMessage]:
+        """A conversation's messages in order."""
+        self.get(id)
+        rows = self._db.execute_read(
+            "SELECT id, conversation, position, role, content, run, created, pieces "
+            "FROM messages WHERE conversation = ? ORDER BY position",
+            [id],
+        )
+        return [_message(row) for row in rows]
+
+    def append(
+        self,
+        id: str,
+        role: str,
+        content: str,
+        run_id: str | None = None,
+        pieces: Iterable[Sequence[Any]] | None = None,
+    ) -> StoredMessage:
+        """Add a message at the end."""
+        if role not in ROLES:
+            raise StorageError(f"A message cannot be by {role!r}. Use one of: {', '.join(ROLES)}.")
+        with self._db.write() as handle:
+            self._touch(handle, id)
+            self._check_run(run_id)
+            place = (id, self._end(id))
+            return _insert_message(handle, place, role, content, run_id, time.time(), pieces)
+
+    def update_message(
+        self,
+        message_id: str,
+        content: str,
+        pieces: Iterable[Sequence[Any]] | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        """Replace what a message holds: text, pieces and run. Place, role and time stay."""
+        with self._db.write() as handle:
+            self._check_run(run_id)
+            self._touch(handle, self._conversation_of(message_id))
+            query = "UPDATE messages SET content = ?, pieces = ?, run = ? WHERE id = ?"
+            rows = _pieces_json(_pieces(pieces))
+            handle.execute(query, [_clean(content), rows, run_id, message_id])
+
+    def truncate(self, id: str, from_position: int) -> int:
+        """Delete the message at a position and all after it; the number deleted."""
+        with self._db.write() as handle:
+            self._touch(handle, id)
+            query = "DELETE FROM messages WHERE conversation = ? AND position >= ?"
+            return handle.execute(query, [id, from_position]).rowcount
+
+    def export(self, id: str) -> dict[str, Any]:
+        """The conversation as JSON values, for `import_`; it names no owner, run or token log."""
+        with self._db.read():
+            conversation, messages = self.get(id), self.messages(id)
+        return {
+            "format": exports.FORMAT,
+            "version": exports.VERSION,
+            "title": conversation.title,
+            "system_prompt": conversation.system_prompt,
+            "settings": conversation.settings,
+            "created": conversation.created,
+            "messages": [
+                {
+                    "role": message.role,
+                    "content": message.content,
+                    "created": message.created,
+                    "pieces": json.loads(_pieces_json(message.pieces) or "null"),
+                }
+                for message in messages
+            ],
+        }
+
+    def import_(self, data: object) -> Conversation:
+        """Store an exported conversation, ours or an entry of a ChatGPT export, under a new id.
+
+        Raises `StorageError`, with nothing stored, for anything of another shape or size.
+        """
+        found = exports.read(data)
+        with self._db.write() as handle:
+            conversation = self._insert(handle, *found[:4])
+            for position, (role, content, created, pieces) in enumerate(found.messages):
+                place = (conversation.id, position)
+                _insert_message(handle, place, role, content, None, created, pieces)
+        return conversation
+
+    def _insert(
+        self,
+        handle: sqlite_utils.Database,
+        title: str,
+        system_prompt: str,
+        settings: Mapping[str, Any],
+        created: float,
+    ) -> Conversation:
+        id, words = secrets.token_urlsafe(12), (_title(title), _clean(system_prompt))
+        handle.execute(
+            "INSERT INTO conversations (id, owner, title, system_prompt, settings, created, "
+            "updated) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [id, self._owner, *words, json.dumps(dict(settings)), created, time.time()],
+        )
+        return self.get(id)
+
+    def _update(self, id: str, column: str, value: str) -> None:
+        with self._db.write() as handle:
+            self._touch(handle, id)
+            handle.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", [value, id])
+
+    def _touch(self, handle: sqlite_utils.Database, id: str) -> None:
+        """Mark a conversation as changed; the check that it is this owner's."""
+        query = "UPDATE conversations SET updated = ? WHERE id = ? AND owner = ?"
+        if not handle.execute(query, [time.time(), id, self._owner]).rowcount:
+            raise _missing(id)
+
+    def _end(self, id: str) -> int:
+        query = "SELECT coalesce(max(position) + 1, 0) FROM messages WHERE conversation = ?"
+        return int(self._db.execute_read(query, [id])[0][0])
+
+    def _conversation_of(self, message_id: str) -> str:
+        rows = self._db.execute_read(
+            "SELECT conversation FROM messages JOIN conversations ON conversations.id = "
+            "conversation WHERE messages.id = ? AND owner = ?",
+            [message_id, self._owner],
+        )
+        if not rows:
+            raise StorageError(f"There is no message {message_id!r}. It may be deleted.")
+        return str(rows[0][0])
+
+    def _check_run(self, run_id: str | None) -> None:
+        query = "SELECT 1 FROM runs WHERE id = ? AND owner = ?"
+        if run_id is not None and not self._db.execute_read(query, [run_id, self._owner]):
+            raise StorageError(f"There is no run {run_id!r}. Save the run before its message.")
+
+
+def _insert_message(
+    handle: sqlite_utils.Database,
+    place: tuple[str, int],
+    role: str,
+    content: str,
+    run_id: str | None,
+    created: float,
+    pieces: Iterable[Sequence[Any]] | None,
+) -> StoredMessage:
+    """Store a message at a (conversation, position) that was checked to be the owner's."""
+    id, rows = secrets.token_urlsafe(12), _pieces(pieces)
+    message = StoredMessage(id, *place, role, _clean(content), run_id, created, rows)
+    handle.execute(
+        "INSERT INTO messages (id, conversation, position, role, content, run, created, pieces) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [id, *place, role, message.content, run_id, created, _pieces_json(rows)],
+    )
+    return message
+
+
+def _conversation(row: tuple[Any, ...]) -> Conversation:
+    id, title, system_prompt, settings, created, updated = row
+    return Conversation(id, title, system_prompt, json.loads(settings), created, updated)
+
+
+def _message(row: tuple[Any, ...]) -> StoredMessage:
+    values = list(row)
+    values[-1] = _pieces(values[-1] and json.loads(values[-1]))
+    return StoredMessage(*values)
+
+
+def _missing(id: str) -> StorageError:
+    return StorageError(f"There is no conversation {id!r}. It may be deleted: pick another.")
+
+
+def _clean(text: str) -> str:
+    """The text without lone surrogates, which UTF-8 and so SQLite cannot hold."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def _title(title: str) -> str:
+    title = _clean(title).strip()
+    if not title or len(title) > MAX_TITLE:
+        given = f"{title[:40]!r} ({len(title)} characters)"
+        raise StorageError(f"A title cannot be {given}. Give it 1 to {MAX_TITLE} characters.")
+    return title
+
+
+def _pieces(rows: Iterable[Sequence[Any]] | None) -> tuple[Piece, ...] | None:
+    return None if rows is None else tuple(Piece(*row) for row in rows)
+
+
+def _pieces_json(pieces: tuple[Piece, ...] | None) -> str | None:
+    return None if pieces is None else json.dumps(pieces, separators=(",", ":"))

@@ -1,0 +1,109 @@
+"""The model tier's store: the n-grams of a model's past answers, and in how many each occurred.
+
+An answer counts once per n-gram however often it repeats it: `documents` is a document frequency.
+`seen` numbers the answers, so that of two equally frequent n-grams the recent one is kept.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlite_utils
+
+from engine.types import Gram
+from storage.database import Database, pack_tokens, unpack_tokens
+
+
+class ModelNgrams:
+    """The n-grams of one owner's answers from one model; lengths may be mixed."""
+
+    ROW_BYTES = 12
+    """What a row takes beside its tokens: keys, counts, record header (measured)."""
+
+    def __init__(self, db: Database, owner: str, fingerprint: str) -> None:
+        self._db = db
+        self._key = (db.key("owners", owner), db.key("fingerprints", fingerprint))
+
+    def load(self) -> list[Gram]:
+        """All n-grams, in no useful order."""
+        return _grams(
+            self._db.execute_read(
+                "SELECT tokens, documents, seen FROM ngrams WHERE owner = ? AND fingerprint = ?",
+                self._key,
+            )
+        )
+
+    def top(self, limit: int) -> list[Gram]:
+        """The `limit` best n-grams: most answers first, then the most recent."""
+        return _grams(
+            self._db.execute_read(
+                "SELECT tokens, documents, seen FROM ngrams WHERE owner = ? AND fingerprint = ? "
+                "ORDER BY documents DESC, seen DESC, tokens LIMIT ?",
+                (*self._key, limit),
+            )
+        )
+
+    def learn(self, grams: Iterable[tuple[int, ...]]) -> int:
+        """Count one answer's n-grams, each once; the number of distinct ones.
+
+        One transaction. Sorted rows go in at neighbouring places, which is what makes it fast.
+        """
+        blobs = sorted({pack_tokens(gram) for gram in grams})
+        if not blobs:
+            return 0
+        owner, fingerprint = self._key
+        with self._db.write() as handle:
+            answer = self._next_answer(handle)
+            handle.conn.executemany(
+                "INSERT INTO ngrams (owner, fingerprint, tokens, documents, seen) "
+                "VALUES (?, ?, ?, 1, ?) ON CONFLICT (owner, fingerprint, tokens) "
+                "DO UPDATE SET documents = documents + 1, seen = excluded.seen",
+                ((owner, fingerprint, blob, answer) for blob in blobs),
+            )
+        return len(blobs)
+
+    def prune(self, limit: int) -> int:
+        """Keep the `limit` best n-grams, in the order of `top`; the number dropped."""
+        with self._db.write() as handle:
+            return handle.execute(
+                "DELETE FROM ngrams WHERE owner = :owner AND fingerprint = :fingerprint "
+                "AND tokens IN (SELECT tokens FROM ngrams "
+                "WHERE owner = :owner AND fingerprint = :fingerprint "
+                "ORDER BY documents DESC, seen DESC, tokens LIMIT -1 OFFSET :limit)",
+                {"owner": self._key[0], "fingerprint": self._key[1], "limit": max(0, limit)},
+            ).rowcount
+
+    def wipe(self) -> None:
+        """Forget every n-gram and the count of answers."""
+        with self._db.write() as handle:
+            handle.execute("DELETE FROM answers WHERE owner = ? AND fingerprint = ?", self._key)
+
+    def rows(self) -> int:
+        """The number of n-grams."""
+        return self._sizes()[0]
+
+    def size_bytes(self) -> int:
+        """About what the n-grams take on disk."""
+        rows, token_bytes = self._sizes()
+        return token_bytes + rows * self.ROW_BYTES
+
+    def _sizes(self) -> tuple[int, int]:
+        rows, token_bytes = self._db.execute_read(
+            "SELECT count(*), coalesce(sum(length(tokens)), 0) FROM ngrams "
+            "WHERE owner = ? AND fingerprint = ?",
+            self._key,
+        )[0]
+        return int(rows), int(token_bytes)
+
+    def _next_answer(self, handle: sqlite_utils.Database) -> int:
+        """Count the answer being learned; its number, from 1."""
+        handle.execute(
+            "INSERT INTO answers (owner, fingerprint, learned) VALUES (?, ?, 1) "
+            "ON CONFLICT (owner, fingerprint) DO UPDATE SET learned = learned + 1",
+            self._key,
+        )
+        query = "SELECT learned FROM answers WHERE owner = ? AND fingerprint = ?"
+        return int(handle.execute(query, self._key).fetchone()[0])
+
+
+def _grams(rows: Sequence[tuple[Any, ...]]) -> list[Gram]:
+    return [Gram(unpack_tokens(blob), documents, seen) for blob, documents, seen in rows]

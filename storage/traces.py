@@ -1,0 +1,239 @@
+"""Traces: what each run did, step by step, so that its charts can be drawn again.
+
+The steps of a run come back equal to those that were saved, timings included.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import sqlite_utils
+
+from engine.errors import StorageError
+from engine.types import Finish, Step, Token
+from storage.conversations import Conversations
+from storage.database import Database
+
+Kind = Literal["chat", "compare"]
+RUN_COLUMNS = """runs.id, conversation, model, fingerprints.name, method, settings, prompt_tokens,
+    emitted_tokens, reused_tokens, ttft_seconds, decode_seconds, forwards, finish, created,
+    baseline_tokens_per_second, kind FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One answer as it was decoded, without its steps.
+
+    `reused_tokens` of the prompt were in the cache already; `decode_seconds` is what followed the
+    first token; `baseline_tokens_per_second` is the plain speed it is compared with, if measured;
+    `created` is in seconds since 1970, UTC.
+    """
+
+    id: str
+    conversation_id: str | None
+    model: str
+    fingerprint: str
+    method: str
+    settings: dict[str, Any]
+    prompt_tokens: int
+    emitted_tokens: int
+    reused_tokens: int
+    ttft_seconds: float
+    decode_seconds: float
+    forwards: int
+    finish: Finish | None
+    created: float
+    baseline_tokens_per_second: float | None
+    kind: Kind
+
+
+class Traces:
+    """One owner's runs."""
+
+    KEPT = 2_000
+    """The runs kept per owner; older ones are dropped with their steps."""
+
+    def __init__(self, db: Database, owner: str) -> None:
+        self._db = db
+        self._conversations = Conversations(db, owner)
+        self._owner = db.key("owners", owner)
+
+    def save(
+        self,
+        *,
+        conversation_id: str | None,
+        model: str,
+        fingerprint: str,
+        method: str,
+        settings: Mapping[str, Any],
+        prompt_tokens: int,
+        emitted_tokens: int,
+        reused_tokens: int,
+        ttft_seconds: float,
+        decode_seconds: float,
+        forwards: int,
+        finish: Finish | None,
+        steps: Sequence[Step],
+        baseline_tokens_per_second: float | None = None,
+        kind: Kind = "chat",
+    ) -> Run:
+        """Store a run with its steps, in one transaction, and drop the oldest beyond `KEPT`.
+
+        Raises `StorageError` for a conversation this owner does not have.
+        """
+        run = Run(
+            id=secrets.token_urlsafe(12),
+            conversation_id=conversation_id,
+            model=model,
+            fingerprint=fingerprint,
+            method=method,
+            settings=json.loads(
+                json.dumps(dict(settings))
+            ),  # as `get` will give it: tuples are lists
+            prompt_tokens=prompt_tokens,
+            emitted_tokens=emitted_tokens,
+            reused_tokens=reused_tokens,
+            ttft_seconds=ttft_seconds,
+            decode_seconds=decode_seconds,
+            forwards=forwards,
+            finish=finish,
+            created=time.time(),
+            baseline_tokens_per_second=baseline_tokens_per_second,
+            kind=kind,
+        )
+        with self._db.write() as handle:
+            if conversation_id is not None:
+                self._conversations.get(conversation_id)
+            self._insert_run(handle, run)
+            self._insert_steps(handle, run.id, steps)
+            self._drop_oldest(handle)
+        return run
+
+    def get(self, run_id: str) -> Run:
+        """One run; `StorageError` when this owner has none of that id."""
+        query = f"SELECT {RUN_COLUMNS} WHERE runs.id = ? AND owner = ?"
+        rows = self._db.execute_read(query, [run_id, self._owner])
+        if not rows:
+            raise StorageError(
+                f"There is no run {run_id!r}. Only the newest {self.KEPT} are kept: pick another."
+            )
+        return _run(rows[0])
+
+    def history(self, limit: int = 100) -> list[Run]:
+        """The newest `limit` runs, newest first."""
+        query = (
+            f"SELECT {RUN_COLUMNS} WHERE owner = ? ORDER BY created DESC, runs.rowid DESC LIMIT ?"
+        )
+        return [_run(row) for row in self._db.execute_read(query, [self._owner, max(0, limit)])]
+
+    def steps(self, run_id: str) -> list[Step]:
+        """The run's steps, in order; `StorageError` when this owner has no such run."""
+        self.get(run_id)
+        rows = self._db.execute_read(
+            "SELECT position, tokens, proposed, accepted, by_depth, draft_seconds, verify_seconds, "
+            "sample_seconds, other_seconds, look_ups, finish FROM steps WHERE run = ? "
+            "ORDER BY position",
+            [run_id],
+        )
+        return [_step(row) for row in rows]
+
+    def _insert_run(self, handle: sqlite_utils.Database, run: Run) -> None:
+        handle.table("runs").insert(
+            {
+                "id": run.id,
+                "owner": self._owner,
+                "conversation": run.conversation_id,
+                "kind": run.kind,
+                "model": run.model,
+                "fingerprint": self._db.key("fingerprints", run.fingerprint),
+                "method": run.method,
+                "settings": json.dumps(run.settings),
+                "prompt_tokens": run.prompt_tokens,
+                "emitted_tokens": run.emitted_tokens,
+                "reused_tokens": run.reused_tokens,
+                "ttft_seconds": run.ttft_seconds,
+                "decode_seconds": run.decode_seconds,
+                "forwards": run.forwards,
+                "finish": run.finish,
+                "baseline_tokens_per_second": run.baseline_tokens_per_second,
+                "created": run.created,
+            }
+        )
+
+    def _insert_steps(
+        self, handle: sqlite_utils.Database, run_id: str, steps: Sequence[Step]
+    ) -> None:
+        handle.conn.executemany(
+            "INSERT INTO steps (run, position, tokens, proposed, accepted, by_depth, "
+            "draft_seconds, verify_seconds, sample_seconds, other_seconds, look_ups, finish) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            ((run_id, *_step_row(step)) for step in steps),
+        )
+
+    def _drop_oldest(self, handle: sqlite_utils.Database) -> None:
+        handle.execute(
+            "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE owner = ? "
+            "ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?)",
+            [self._owner, self.KEPT],
+        )
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    values = list(row)
+    values[5] = json.loads(values[5])
+    return Run(*values)
+
+
+def _step_row(step: Step) -> tuple[Any, ...]:
+    tokens = [
+        [token.id, token.position, token.source, token.match_length, token.text, token.probability]
+        for token in step.tokens
+    ]
+    return (
+        step.index,
+        json.dumps(tokens),
+        json.dumps(dict(step.proposed)),
+        json.dumps(dict(step.accepted)),
+        json.dumps(step.by_depth),
+        step.draft_seconds,
+        step.verify_seconds,
+        step.sample_seconds,
+        step.other_seconds,
+        json.dumps(dict(step.look_ups)),
+        step.finish,
+    )
+
+
+def _token(
+    id: int, position: int, source: str, match_length: int, text: str, probability: float
+) -> Token:
+    """A token from its stored values, whose order is fixed however the class may grow."""
+    return Token(
+        id=id,
+        position=position,
+        source=source,
+        match_length=match_length,
+        text=text,
+        probability=probability,
+    )
+
+
+def _step(row: tuple[Any, ...]) -> Step:
+    index, tokens, proposed, accepted, by_depth, *seconds, look_ups, finish = row
+    draft, verify, sample, other = seconds
+    return Step(
+        index=index,
+        tokens=tuple(_token(*values) for values in json.loads(tokens)),
+        proposed=json.loads(proposed),
+        accepted=json.loads(accepted),
+        by_depth=tuple((depth[0], depth[1]) for depth in json.loads(by_depth)),
+        draft_seconds=draft,
+        verify_seconds=verify,
+        sample_seconds=sample,
+        other_seconds=other,
+        look_ups=json.loads(look_ups),
+        finish=cast(Finish | None, finish),
+    )

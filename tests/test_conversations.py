@@ -1,0 +1,382 @@
+"""Conversations: owners apart, hostile words inert, imports checked before they are stored."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from engine.errors import StorageError
+from storage.contexts import ContextStore
+from storage.conversations import MAX_TITLE, Conversations, Piece
+from storage.database import Database
+from storage.traces import Traces
+
+HOSTILE = [
+    "'; DROP TABLE messages; --",
+    'Robert"); DELETE FROM owners; --',
+    "<img src=x onerror=alert(1)>",
+    "</span><script>${alert(1)} {{7*7}}</script>",
+    "100% _under_ \\back\\ ?1 :owner",
+    "zero\x00byte, \x1b[31m, \u202eright to left",
+    "🦙 naïve 名前 שלום",
+]
+PIECES = [("Hel", "model", 3, 0, 7, 0.25), ("lo", "target", 0, 0, 8, 1.0)]
+
+
+@pytest.fixture
+def ada(db: Database) -> Conversations:
+    return Conversations(db, "ada")
+
+
+@pytest.fixture
+def bob(db: Database) -> Conversations:
+    return Conversations(db, "bob")
+
+
+def save_run(db: Database, owner: str, conversation_id: str | None) -> str:
+    run = Traces(db, owner).save(
+        conversation_id=conversation_id,
+        model="toy",
+        fingerprint="f",
+        method="hd",
+        settings={},
+        prompt_tokens=1,
+        emitted_tokens=1,
+        reused_tokens=0,
+        ttft_seconds=0.1,
+        decode_seconds=0.2,
+        forwards=1,
+        finish="eos",
+        steps=[],
+    )
+    return run.id
+
+
+def contents(conversations: Conversations, id: str) -> list[str]:
+    return [message.content for message in conversations.messages(id)]
+
+
+def exported(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "format": "strata-conversation",
+        "version": 1,
+        "title": "A talk",
+        "system_prompt": "Be brief.",
+        "settings": {"seed": 3},
+        "created": 1_700_000_000.5,
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello", "pieces": [list(row) for row in PIECES]},
+        ],
+    }
+    return data | changes
+
+
+def test_a_new_conversation_is_empty(ada: Conversations) -> None:
+    before = time.time()
+    conversation = ada.create("  A talk \n")
+    assert (conversation.title, conversation.system_prompt) == ("A talk", "")
+    assert conversation.settings == {}
+    assert before <= conversation.created <= conversation.updated <= time.time()
+    assert ada.get(conversation.id) == conversation
+    assert ada.messages(conversation.id) == []
+
+
+def test_ids_are_opaque(ada: Conversations) -> None:
+    ids = [ada.create().id for _ in range(20)]
+    assert len(set(ids)) == 20
+    assert min(map(len, ids)) >= 16
+
+
+def test_the_last_changed_comes_first(ada: Conversations) -> None:
+    first, second, third = (ada.create(title) for title in ("one", "two", "three"))
+    assert [item.id for item in ada.list()] == [third.id, second.id, first.id]
+    ada.append(first.id, "user", "hi")
+    ada.rename(second.id, "deux")
+    assert [item.title for item in ada.list()] == ["deux", "one", "three"]
+
+
+@pytest.mark.parametrize("title", ["", "  \n", "x" * (MAX_TITLE + 1)])
+def test_titles_have_limits(ada: Conversations, title: str) -> None:
+    conversation = ada.create("x" * MAX_TITLE)
+    with pytest.raises(StorageError, match="title"):
+        ada.create(title)
+    with pytest.raises(StorageError, match="title"):
+        ada.rename(conversation.id, title)
+    assert [item.title for item in ada.list()] == ["x" * MAX_TITLE]
+
+
+def test_system_prompt_and_settings_are_kept(ada: Conversations) -> None:
+    id = ada.create().id
+    settings = {"temperature": 0.1, "stop": ["\n", "ü"], "nested": {"on": True, "none": None}}
+    ada.set_settings(id, settings)
+    ada.set_system_prompt(id, "Be brief.")
+    assert ada.get(id).settings == settings
+    assert ada.get(id).system_prompt == "Be brief."
+
+
+def test_messages_keep_order_and_pieces(db: Database, ada: Conversations) -> None:
+    id = ada.create().id
+    run = save_run(db, "ada", id)
+    question = ada.append(id, "user", "Hi")
+    answer = ada.append(id, "assistant", "Hello", run, PIECES)
+    assert (question.position, question.pieces, question.run_id) == (0, None, None)
+    assert (answer.position, answer.run_id) == (1, run)
+    assert answer.pieces == tuple(PIECES)
+    assert ada.messages(id) == [question, answer]
+    stored = ada.messages(id)[1].pieces
+    assert stored is not None and stored[0] == Piece("Hel", "model", 3, 0, 7, 0.25)
+    assert stored[0].source == "model"
+
+
+def test_an_unknown_role_is_refused(ada: Conversations) -> None:
+    id = ada.create().id
+    with pytest.raises(StorageError, match="'tool'"):
+        ada.append(id, "tool", "x")
+    assert ada.messages(id) == []
+
+
+def test_a_message_can_be_updated_while_it_grows(db: Database, ada: Conversations) -> None:
+    id = ada.create().id
+    answer = ada.append(id, "assistant", "")
+    ada.update_message(answer.id, "Hel", PIECES[:1])
+    ada.update_message(answer.id, "Hello", PIECES, save_run(db, "ada", id))
+    (stored,) = ada.messages(id)
+    assert (stored.id, stored.content, stored.pieces) == (answer.id, "Hello", tuple(PIECES))
+    assert (stored.position, stored.created) == (answer.position, answer.created)
+    assert stored.run_id is not None
+
+
+def test_truncate_deletes_from_a_position_on(ada: Conversations) -> None:
+    id, other = ada.create().id, ada.create().id
+    for text in "abcd":
+        ada.append(id, "user", text)
+        ada.append(other, "user", text)
+    assert ada.truncate(id, 2) == 2
+    assert ada.append(id, "user", "e").position == 2
+    assert contents(ada, id) == ["a", "b", "e"]
+    assert contents(ada, other) == list("abcd")
+
+
+def test_delete_takes_everything_with_it(db: Database, ada: Conversations) -> None:
+    kept, gone = ada.create("kept"), ada.create("gone")
+    for conversation in (kept, gone):
+        run = save_run(db, "ada", conversation.id)
+        ada.append(conversation.id, "assistant", "Hello", run, PIECES)
+        ContextStore(db, "ada").append(conversation.id, "f", [1, 2, 3])
+    ada.delete(gone.id)
+    assert ada.list() == [ada.get(kept.id)]
+    for table in ("messages", "contexts", "runs"):
+        rows = db.execute_read(f"SELECT DISTINCT conversation FROM {table}")
+        assert rows == [(kept.id,)], table
+
+
+def test_a_message_outlives_its_run(db: Database, ada: Conversations) -> None:
+    id = ada.create().id
+    ada.append(id, "assistant", "Hello", save_run(db, "ada", None))
+    with db.write() as handle:
+        handle.execute("DELETE FROM runs")
+    assert [message.run_id for message in ada.messages(id)] == [None]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda mine, id, _: mine.get(id),
+        lambda mine, id, _: mine.rename(id, "taken"),
+        lambda mine, id, _: mine.delete(id),
+        lambda mine, id, _: mine.set_system_prompt(id, "taken"),
+        lambda mine, id, _: mine.set_settings(id, {"taken": 1}),
+        lambda mine, id, _: mine.messages(id),
+        lambda mine, id, _: mine.append(id, "user", "taken"),
+        lambda mine, id, _: mine.truncate(id, 0),
+        lambda mine, id, _: mine.export(id),
+        lambda mine, _, message_id: mine.update_message(message_id, "taken"),
+    ],
+)
+def test_another_owners_conversation_does_not_exist(
+    ada: Conversations, bob: Conversations, act: Any
+) -> None:
+    theirs = ada.create("secret")
+    message = ada.append(theirs.id, "user", "a secret word")
+    before = ada.export(theirs.id), ada.get(theirs.id)
+    with pytest.raises(StorageError) as foreign:
+        act(bob, theirs.id, message.id)
+    with pytest.raises(StorageError) as unknown:
+        act(bob, "x" * 16, "x" * 16)
+    words = str(foreign.value).replace(theirs.id, "ID").replace(message.id, "ID")
+    assert words == str(unknown.value).replace("x" * 16, "ID")
+    assert (ada.export(theirs.id), ada.get(theirs.id)) == before
+
+
+def test_another_owners_words_are_not_found(ada: Conversations, bob: Conversations) -> None:
+    ada.append(ada.create("secret").id, "user", "a secret word")
+    assert bob.list() == bob.list("secret") == []
+
+
+def test_another_owners_run_cannot_be_attached(
+    db: Database, ada: Conversations, bob: Conversations
+) -> None:
+    run, id = save_run(db, "ada", None), bob.create().id
+    with pytest.raises(StorageError, match="no run"):
+        bob.append(id, "assistant", "Hello", run)
+    message = bob.append(id, "assistant", "Hello")
+    with pytest.raises(StorageError, match="no run"):
+        bob.update_message(message.id, "Hello", None, run)
+    assert bob.messages(id) == [message]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_words_come_back_as_they_were(db: Database, text: str) -> None:
+    mine = Conversations(db, text)
+    id = mine.create(text).id
+    mine.set_system_prompt(id, text)
+    mine.set_settings(id, {text: [text]})
+    mine.append(id, "user", text, pieces=[(text, text, 0, 0, 0, 0.5)])
+    conversation, (message,) = mine.get(id), mine.messages(id)
+    assert (conversation.title, conversation.system_prompt) == (text, text)
+    assert conversation.settings == {text: [text]}
+    assert message.content == text
+    assert message.pieces == ((text, text, 0, 0, 0, 0.5),)
+    copy = mine.import_(json.loads(json.dumps(mine.export(id))))
+    assert contents(mine, copy.id) == [text]
+    assert db.execute_read("SELECT name FROM owners") == [(text,)]
+
+
+def test_half_a_surrogate_pair_is_replaced(ada: Conversations) -> None:
+    id = ada.create("a\ud800b").id
+    ada.append(id, "user", "c\udfffd")
+    assert ada.get(id).title == "a\ufffdb"
+    assert contents(ada, id) == ["c\ufffdd"]
+    assert [item.id for item in ada.list("c\udfffd")] == [id]
+
+
+def test_search_reads_titles_and_messages_and_takes_wildcards_literally(ada: Conversations) -> None:
+    title, words, other = ada.create("50% off"), ada.create("words"), ada.create("50 offers")
+    ada.append(words.id, "assistant", "snake_case \\ Python")
+
+    def found(search: str | None) -> list[str]:
+        return [item.id for item in ada.list(search)]
+
+    assert found("50%") == [title.id]
+    assert found("PYTHON") == found("e_c") == found("\\ p") == [words.id]
+    assert found("_") == [words.id]
+    assert found("nothing like it") == found("' OR 1=1 --") == []
+    assert found("  ") == found("") == found(None) == [words.id, other.id, title.id]
+    assert found("%" * 100_000) == []
+
+
+def test_an_export_can_be_imported_by_another(ada: Conversations, bob: Conversations) -> None:
+    id = ada.create("A talk").id
+    ada.set_system_prompt(id, "Be brief.")
+    ada.set_settings(id, {"seed": 3})
+    ada.append(id, "user", "Hi")
+    ada.append(id, "assistant", "Hello", None, PIECES)
+    data = json.loads(json.dumps(ada.export(id)))
+    copy = bob.import_(data)
+    assert copy.id != id
+    assert bob.export(copy.id) == data
+    assert bob.messages(copy.id)[1].pieces == tuple(PIECES)
+    assert [item.id for item in bob.list()] == [copy.id]
+    assert ada.export(id) == data
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"x": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "text",
+        {},
+        exported(format="other"),
+        exported(version=2),
+        exported(title=None),
+        exported(title=" "),
+        exported(title="x" * 201),
+        exported(system_prompt=["x"]),
+        exported(settings=[1]),
+        exported(settings={"x": "y" * 70_000}),
+        exported(settings={"x": float("nan")}),
+        exported(settings={"x": 10**5000}),
+        exported(settings=deep(9)),
+        exported(settings=deep(100_000)),
+        exported(created="yesterday"),
+        exported(created=float("inf")),
+        exported(created=-1),
+        exported(messages=None),
+        exported(messages={"0": {}}),
+        exported(messages=["text"]),
+        exported(messages=[{"role": "tool", "content": "x"}]),
+        exported(messages=[{"role": "user", "content": None}]),
+        exported(messages=[{"role": "user", "content": ["x"]}]),
+        exported(messages=[{"role": "user", "content": "x", "created": True}]),
+        exported(messages=[{"role": "user", "content": "x"}] * 10_001),
+        exported(messages=[{"role": "user", "content": "x" * 1_000_001}] * 10),
+        exported(messages=[{"role": "user", "content": "x", "pieces": "x"}]),
+        *(
+            exported(messages=[{"role": "assistant", "content": "x", "pieces": [piece]}])
+            for piece in (
+                "abcdef",
+                [],
+                ["x", "model", 0, 0, 0],
+                [1, "model", 0, 0, 0, 0.5],
+                ["x", None, 0, 0, 0, 0.5],
+                ["x", "m" * 201, 0, 0, 0, 0.5],
+                ["x", "model", True, 0, 0, 0.5],
+                ["x", "model", -1, 0, 0, 0.5],
+                ["x", "model", 10**5000, 0, 0, 0.5],
+                ["x", "model", 0, 0, 0, float("nan")],
+                ["x", "model", 0, 0, 0, "0.5"],
+                ["x", "model", 0, 0, 0, 10**5000],
+            )
+        ),
+        {"title": "t", "mapping": []},
+        {"title": "t", "mapping": {"a": 1}, "current_node": "a"},
+    ],
+)
+def test_a_bad_import_is_refused_whole(ada: Conversations, data: object) -> None:
+    with pytest.raises(StorageError):
+        ada.import_(data)
+    assert ada.list() == []
+
+
+def chatgpt_node(parent: str | None, role: str, parts: list[Any]) -> dict[str, Any]:
+    message = {"author": {"role": role}, "content": {"content_type": "text", "parts": parts}}
+    return {"parent": parent, "message": message}
+
+
+def test_a_chatgpt_export_gives_the_branch_last_shown(ada: Conversations) -> None:
+    mapping = {
+        "root": {"parent": None, "message": None},
+        "note": chatgpt_node("root", "system", [""]),
+        "question": chatgpt_node("note", "user", ["Hi"]),
+        "first try": chatgpt_node("question", "assistant", ["Go away"]),
+        "tool": chatgpt_node("question", "tool", ["result"]),
+        "second try": chatgpt_node("tool", "assistant", ["Hel", {"image": 1}, "lo"]),
+    }
+    entry = {
+        "title": "t" * 300,
+        "create_time": 1_700_000_000.5,
+        "mapping": mapping,
+        "current_node": "second try",
+    }
+    conversation = ada.import_(entry)
+    assert conversation.title == "t" * 200
+    assert conversation.created == 1_700_000_000.5
+    found = [(message.role, message.content) for message in ada.messages(conversation.id)]
+    assert found == [("user", "Hi"), ("assistant", "Hello")]
+
+
+def test_a_chatgpt_export_may_lack_a_title_and_run_in_circles(ada: Conversations) -> None:
+    mapping = {"a": chatgpt_node("b", "user", ["Hi"]), "b": chatgpt_node("a", "user", ["Ho"])}
+    conversation = ada.import_({"title": None, "mapping": mapping, "current_node": "a"})
+    assert conversation.title == "Imported"
+    assert contents(ada, conversation.id) == ["Ho", "Hi"]
