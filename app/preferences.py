@@ -25,6 +25,10 @@ class Preferences:
         """The method with its budget; raises SettingError for an unknown one."""
         return method_named(self.method, self.drafting)
 
+    def with_method(self, method: str) -> "Preferences":
+        """The same with another method."""
+        return replace(self, method=method)
+
     def seeded(self) -> Generation:
         """The generation settings of the next answer, with its own seed if so chosen."""
         if not self.fresh_seed:

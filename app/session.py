@@ -270,6 +270,16 @@ class Session:
         self.tiers.pop(owner, None)
         self.rooms.close(owner)
 
+    def wipe_model(self, owner: str) -> None:
+        """Forget what this model said to the owner."""
+        ModelNgrams(self.database, owner, self.backend.info.fingerprint).wipe()
+        self.forget_tiers(owner)
+
+    def wipe_context(self, owner: str, conversation_id: str) -> None:
+        """Forget the token log of a conversation; its messages stay."""
+        ContextStore(self.database, owner).clear(conversation_id)
+        self.rooms.close(owner, conversation_id)
+
     def guarded(self, owner: str, drafters: Sequence[Drafter]) -> list[Drafter]:
         """Drafters whose faults become notices."""
         size = self.backend.info.vocabulary_size

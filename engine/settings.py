@@ -92,10 +92,10 @@ class Drafting(Checked):
     tiers: tuple[str, ...] = TIERS
     policy: str = "hierarchical"
     nodes: int = setting(
-        16, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
+        7, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
     )
     threshold: float = setting(
-        0.04, 0.0, 1.0, 0.01, "Threshold", "Candidates less likely than this are not drafted."
+        0.01, 0.0, 1.0, 0.005, "Threshold", "Candidates less likely than this are not drafted."
     )
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from engine.types import Continuation, Followers
 FORMAT = 1
 KEY_SIZE = 3
 TOKEN_BITS = 20
-NODES = 40
+NODES = 60
 """The most nodes a key's tree may have; parents are one byte, so at most 254 would fit."""
 ROOT = 255
 META = ("format", "tokenizer", "vocabulary", "tokens", "documents", "keys", "title")

@@ -22,7 +22,7 @@ WINDOW = 8
 PER_WORD = 3
 PAD = (1 << TOKEN_BITS) - 1
 """Stands behind the end of a document; no tokenizer has this id."""
-SMALLEST_SHARE = 0.015
+SMALLEST_SHARE = 0.008
 FEWEST = 2
 """A path seen once is chance, not statistics."""
 ROW_BYTES = 14

@@ -14,8 +14,8 @@ KEYS = (3, 2, 1)
 PLACES = 8
 LONGEST_MATCH = 12
 LONGEST_COPY = 24
-CONFIDENCE = (0.10, 0.22, 0.38, 0.50, 0.58, 0.64, 0.70, 0.75, 0.79, 0.82, 0.85, 0.87)
-"""Chance that the token after a match of length 1, 2, ... follows again (bench/calibrate prints)."""
+CONFIDENCE = (0.22, 0.36, 0.46, 0.54, 0.62, 0.68, 0.72, 0.76, 0.80, 0.84, 0.88, 0.92)
+"""Chance that the token after a match of length 1, 2, ... follows again (docs/log.md)."""
 
 
 class ContextDrafter:

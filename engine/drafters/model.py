@@ -15,7 +15,7 @@ AHEAD = 4
 SIZE = KEY + AHEAD
 WIDTH = 8
 CONFIDENCE = (0.10, 0.25, 0.38, 0.46, 0.52, 0.56, 0.60)
-"""Chance that a gram found by 1, 2, ... matching tokens goes on as it did."""
+"""Chance that a gram found by 1, 2, ... matching tokens goes on as it did (docs/log.md)."""
 
 
 def grams_of(tokens: Sequence[int], new: int) -> set[tuple[int, ...]]:

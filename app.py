@@ -1,0 +1,69 @@
+"""Strata's entry: parse, open the storage, load the model, build the interface, serve it."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.arguments import EMBEDDED, Options, parse
+from engine.errors import StrataError
+
+QUIET = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Set before the libraries are imported: they read these once."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until interrupted; 2 when something has to be put right first."""
+    options = parse(arguments)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        serve(options)
+    except StrataError as error:
+        print(f"strata: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("", file=sys.stderr)
+    return 0
+
+
+def serve(options: Options) -> None:
+    """Everything in its order; the slow imports wait until the command line made sense."""
+    from platformdirs import user_data_path
+
+    from storage.database import Database
+
+    folder = options.data_dir or user_data_path("strata", appauthor=False)
+    with Database(folder / "strata.db") as database:
+        for notice in database.notices:
+            print(f"strata: {notice}", file=sys.stderr)
+
+        from app import server, ui
+        from app.session import Session
+        from storage.statistics import find_table
+
+        port = server.pick_port(options.host, options.port)
+        print(f"Loading {options.model} …", file=sys.stderr, flush=True)
+        from engine.backends.load import load_transformers
+
+        backend = load_transformers(options.model)
+        statistics_folders = (folder / "statistics", ui.ASSETS / "statistics")
+        table = find_table(backend.info.tokenizer_fingerprint, *statistics_folders)
+        session = Session(backend, database, table, guests=options.public)
+        session.measure()
+        embedded = Path(options.model).resolve() == EMBEDDED
+        blocks = ui.build(session, database.notices, embedded)
+        address = server.launch(blocks, options, port)
+        if options.made_up:
+            print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
+        print(f"Strata is ready at {address}", flush=True)
+        blocks.block_thread()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Compare: one prompt decoded plainly and accelerated, with the same seed and settings."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app import charts, render
+from app.comparison import Pace, Progress, Timed, verdict
+from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, warn
+from app.panel import milliseconds
+from app.session import Session
+from app.tabs.chat import token_view
+from app.tabs.settings import Controls
+from app.writer import piece_of
+from engine.errors import StrataError
+from engine.methods import METHODS
+from engine.types import Step
+
+PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
+MOST_REPEATS = 7
+UPDATES_PER_SECOND = 5
+
+
+@dataclass(slots=True)
+class Parts:
+    """The tab's components."""
+
+    prompt: gr.Textbox
+    method: gr.Dropdown
+    repeats: gr.Slider
+    run: gr.Button
+    stop: gr.Button
+    verdict: gr.HTML
+    heads: tuple[gr.HTML, gr.HTML]
+    views: tuple[gr.HTML, gr.HTML]
+    plots: list[gr.Plot]
+
+
+def build(session: Session) -> Parts:
+    """Question, verdict, both answers side by side, charts."""
+    with gr.Row(elem_classes="ask"):
+        prompt = gr.Textbox(
+            PROMPT, label="Prompt", lines=2, max_lines=8, scale=5, elem_id="compare-prompt",
+            info="Sampling settings, seed and system prompt are those of the Settings tab.",
+        )
+        with gr.Column(scale=3, min_width=280):
+            method = gr.Dropdown(
+                [(method.title, name) for name, method in METHODS.items() if name != "plain"],
+                value="hd",
+                label="Accelerated with",
+            )
+            repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats, order swapped")
+        with gr.Column(scale=1, min_width=110, elem_classes="go"):
+            run = gr.Button("Compare", variant="primary", elem_id="compare")
+            stop = gr.Button("Stop", variant="stop", visible=False)
+    result = gr.HTML(idle(session), elem_id="verdict")
+    with gr.Row(elem_classes="sides"):
+        with gr.Column(min_width=320):
+            plain_head = gr.HTML(head("Plain", None))
+            plain = token_view(elem_classes="transcript side")
+        with gr.Column(min_width=320):
+            fast_head = gr.HTML(head("Accelerated", None))
+            fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
+    plots: list[gr.Plot] = []
+    for _ in range(3):
+        with gr.Row(elem_classes="plots"):
+            plots += [gr.Plot(figure, show_label=False, container=False)
+                      for figure in drawn(None)[len(plots):len(plots) + 2]]
+    return Parts(
+        prompt, method, repeats, run, stop, result, (plain_head, fast_head), (plain, fast), plots
+    )
+
+
+def idle(session: Session) -> str:
+    """What the banner says before the first run."""
+    note = session.backend.info.note
+    words = (
+        f"{note} A comparison then shows two plain runs."
+        if note
+        else "Both runs start from an empty cache and may not learn from each other."
+    )
+    return f'<div class="verdict">{escape(words)}</div>'
+
+
+def head(title: str, timed: Timed | None) -> str:
+    """The figures above one side."""
+    if timed is None or not timed.steps:
+        return f'<div class="side-head"><h3>{escape(title)}</h3></div>'
+    figures = timed.metrics
+    cells = (
+        (f"{figures.tokens_per_second:,.0f}", "tokens/s"),
+        (milliseconds(figures.ttft_seconds), "first token"),
+        (milliseconds(figures.decode_seconds), "decoding"),
+        (f"{figures.mean_acceptance_length:.2f}", "tokens/forward"),
+    )
+    words = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
+    return f'<div class="side-head"><h3>{escape(title)}</h3>{words}</div>'
+
+
+def banner(session: Session, progress: Progress, repeats: int) -> str:
+    """The verdict over all finished repeats; token texts are escaped."""
+    if progress.running is not None or not progress.pairs:
+        name = METHODS[progress.running.method].title if progress.running else "Stopped"
+        at = f"repeat {progress.repeat + 1} of {repeats}"
+        return f'<div class="verdict running">{escape(name)}, {at} …</div>'
+    detokenize = session.backend.detokenize
+    for number, (plain, fast) in enumerate(progress.pairs, start=1):
+        found = verdict(detokenize, plain, fast)
+        if not found.identical:
+            return (
+                f'<div class="verdict differs"><b>First difference</b> in repeat {number} at token '
+                f"{found.position:,}: plain <code>{escape(repr(found.plain))}</code>, accelerated "
+                f"<code>{escape(repr(found.accelerated))}</code>. In reduced precision a near-tie "
+                "between two tokens can fall either way.</div>"
+            )
+    speedups, middle = progress.speedups, progress.speedup
+    count = len(progress.pairs[-1][0].tokens)
+    spread = f"{min(speedups):.2f}–{max(speedups):.2f}×" if len(speedups) > 1 else "one repeat"
+    ended = "stopped early, " if progress.cancelled else ""
+    return (
+        f'<div class="verdict same"><b>Identical</b>: all {count:,} tokens in '
+        f"{len(progress.pairs)} of {repeats} repeats ({ended}median speedup "
+        f"<b>{middle or 0:.2f}×</b>, {spread}).</div>"
+    )
+
+
+def drawn(progress: Progress | None) -> list[Any]:
+    """The six charts of the latest pair."""
+    plain: tuple[Step, ...] = ()
+    fast: tuple[Step, ...] = ()
+    if progress and progress.pairs:
+        plain, fast = (timed.steps for timed in progress.pairs[-1])
+    return [
+        charts.speedups(progress.speedups if progress else []),
+        charts.tokens_over_time(fast, plain),
+        charts.accepted_lengths(fast),
+        charts.share_by_tier(fast),
+        charts.rate_by_depth(fast),
+        charts.tier_rates(fast),
+    ]
+
+
+def side(name: str, timed: Timed) -> dict[str, Any]:
+    """One run's tokens for its view."""
+    pieces = [piece_of(token, step.index) for step in timed.steps for token in step.tokens]
+    return render.side_by_side(name, pieces)
+
+
+def wire(
+    session: Session, parts: Parts, controls: Controls, memory: gr.BrowserState
+) -> None:
+    """Connect the run and its end."""
+
+    def updates(progress: Progress, repeats: int, text: bool) -> dict[Any, Any]:
+        shown: dict[Any, Any] = {parts.verdict: banner(session, progress, repeats)}
+        timed = progress.running
+        if timed is not None and text:
+            at = 0 if timed.method == "plain" else 1
+            shown[parts.heads[at]] = head(METHODS[timed.method].title, timed)
+            shown[parts.views[at]] = side(f"{timed.method}-{progress.repeat}", timed)
+        return shown
+
+    def run(
+        request: gr.Request,
+        text: str,
+        method: str,
+        repeats: float,
+        memory: dict[str, Any] | None,
+        *values: Any,
+    ) -> Iterator[dict[Any, Any]]:
+        owner, pace = owner_of(session, memory, request), Pace(1 / UPDATES_PER_SECOND)
+        yield {parts.run: gr.update(visible=False), parts.stop: gr.update(visible=True)}
+        try:
+            system, preferences = controls.read(values)
+            chosen = preferences.with_method(method)
+            for progress in session.compare(owner, text, system, chosen, int(repeats)):
+                finished = progress.running is None
+                last = progress.running is not None and progress.running.steps[-1].finish
+                if finished or last or pace.due():
+                    shown = updates(progress, int(repeats), True)
+                    if finished and progress.pairs:
+                        shown |= dict(zip(parts.plots, drawn(progress), strict=True))
+                    yield shown
+        except StrataError as error:
+            warn(str(error))
+        pass_on(session, owner)
+        yield {parts.run: gr.update(visible=True), parts.stop: gr.update(visible=False)}
+
+    def stop(request: gr.Request, memory: dict[str, Any] | None) -> None:
+        session.stop(owner_of(session, memory, request), "")
+
+    outputs = [
+        parts.run, parts.stop, parts.verdict, *parts.heads, *parts.views, *parts.plots,
+    ]
+    inputs = [parts.prompt, parts.method, parts.repeats, memory, *controls.inputs]
+    parts.run.click(run, inputs, outputs, **ON_MODEL)
+    parts.stop.click(stop, memory, None, **AT_ONCE)

@@ -1,0 +1,105 @@
+"""The interface, assembled: what stands where, and what happens when a page opens."""
+
+import secrets
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app import palette
+from app.events import AT_ONCE
+from app.session import Session
+from app.tabs import chat, compare, conversations, databases, diagnostics, settings
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
+MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
+
+
+def theme() -> gr.themes.Base:
+    """Quiet greys, one accent, fonts that every system has: nothing is fetched."""
+    return gr.themes.Base(
+        primary_hue=gr.themes.colors.slate,
+        secondary_hue=gr.themes.colors.slate,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        spacing_size=gr.themes.sizes.spacing_sm,
+        text_size=gr.themes.sizes.text_md,
+        font=[gr.themes.Font(name) for name in SANS],
+        font_mono=[gr.themes.Font(name) for name in MONO],
+    )
+
+
+def css() -> str:
+    """The palette's rules, then the style sheet."""
+    return palette.variables() + (ASSETS / "style.css").read_text(encoding="utf-8")
+
+
+def header(session: Session, notices: Sequence[str], demonstration: bool) -> str:
+    """Logo, name, model, and what the user should know about it; all of it escaped."""
+    info = session.backend.info
+    facts = [f"{info.parameters / 1e6:,.1f} M parameters"] if info.parameters else []
+    facts += [info.device, info.dtype, f"context {info.context_length:,}"]
+    if session.plain_tokens_per_second:
+        facts.append(f"plain {session.plain_tokens_per_second:,.0f} tok/s")
+    logo = (ASSETS / "logo.svg").read_text(encoding="utf-8")
+    notes = [info.note] if info.note else []
+    if demonstration:
+        notes.append(
+            "Demonstration model: it writes fluent short English and knows next to nothing. "
+            "Start with --model to load one of your own."
+        )
+    lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    lines += "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices)
+    return (
+        f'<div class="brand">{logo}<h1>Strata</h1><span class="model">{escape(info.name)}</span>'
+        f'<span class="facts">{escape(" · ".join(facts))}</span></div>{lines}'
+    )
+
+
+def build(
+    session: Session, notices: Sequence[str] = (), demonstration: bool = False
+) -> gr.Blocks:
+    """All tabs, wired. Guests get no databases tab, so its events do not exist for them."""
+    with gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False) as blocks:
+        memory = gr.BrowserState({}, storage_key="strata", secret="strata")
+        current = gr.State(None)
+        gr.HTML(header(session, notices, demonstration), elem_id="header")
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
+                shelf = conversations.build()
+                talk = chat.build(session)
+            with gr.Tab("Compare"):
+                pair = compare.build(session)
+            with gr.Tab("Diagnostics") as tab:
+                runs = diagnostics.build(tab)
+            if not session.guests:
+                with gr.Tab("Databases") as tab:
+                    tiers = databases.build(tab)
+            with gr.Tab("Settings"):
+                controls = settings.build(session)
+        refresh, open_, screen = conversations.wire(
+            session, shelf, talk, controls, current, memory
+        )
+        chat.wire(session, talk, controls, current, memory, refresh)
+        compare.wire(session, pair, controls, memory)
+        diagnostics.wire(session, runs, memory)
+        settings.wire(session, controls, current, memory)
+        if not session.guests:
+            databases.wire(session, tiers, current, memory)
+
+        def arrive(memory: dict[str, Any] | None) -> tuple[dict[str, Any], str | None]:
+            remembered = dict(memory or {})
+            remembered.setdefault("browser", secrets.token_urlsafe(18))
+            return remembered, remembered.get("conversation")
+
+        def leave(request: gr.Request) -> None:
+            session.viewing.pop(request.session_hash or "", None)
+
+        blocks.load(arrive, memory, [memory, current], **AT_ONCE).then(
+            *refresh, **AT_ONCE
+        ).then(open_, [shelf.list, memory], screen, **AT_ONCE)
+        blocks.unload(leave)
+    return blocks
