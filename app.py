@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from app.arguments import EMBEDDED, Options, parse
@@ -52,11 +53,13 @@ def serve(options: Options) -> None:
         from engine.backends.load import load_transformers
 
         backend = load_transformers(options.model)
+        embedded = Path(options.model).resolve() == EMBEDDED
+        if embedded:
+            backend.info = replace(backend.info, name=EMBEDDED.parent.name)
         statistics_folders = (folder / "statistics", ui.ASSETS / "statistics")
         table = find_table(backend.info.tokenizer_fingerprint, *statistics_folders)
         session = Session(backend, database, table, guests=options.public)
         session.measure()
-        embedded = Path(options.model).resolve() == EMBEDDED
         blocks = ui.build(session, database.notices, embedded)
         address = server.launch(blocks, options, port)
         if options.made_up:

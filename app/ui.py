@@ -17,6 +17,15 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
+SWITCH_THEME = """() => {
+  const dark = document.body.classList.toggle("dark");
+  localStorage.setItem("strata-theme", dark ? "dark" : "light");
+}"""
+RESTORE_THEME = """() => {
+  const chosen = localStorage.getItem("strata-theme");
+  if (chosen) document.body.classList.toggle("dark", chosen === "dark");
+}"""
+
 
 def theme() -> gr.themes.Base:
     """Quiet greys, one accent, fonts that every system has: nothing is fetched."""
@@ -66,7 +75,10 @@ def build(
     with gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False) as blocks:
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
-        gr.HTML(header(session, notices, demonstration), elem_id="header")
+        gr.HTML(
+            header(session, notices, demonstration), elem_id="header", apply_default_css=False
+        )
+        theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.build()
@@ -102,4 +114,6 @@ def build(
             *refresh, **AT_ONCE
         ).then(open_, [shelf.list, memory], screen, **AT_ONCE)
         blocks.unload(leave)
+        blocks.load(None, js=RESTORE_THEME, **AT_ONCE)
+        theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
     return blocks

@@ -102,7 +102,7 @@ def build(session: Session) -> Parts:
             editable="user", sanitize_html=True, allow_tags=False, buttons=["copy"],
             latex_delimiters=LATEX, feedback_options=None, container=False, layout="bubble",
         )
-        proof = gr.HTML(elem_id="proof")
+        proof = gr.HTML(elem_id="proof", apply_default_css=False)
         with gr.Row(elem_classes="composer"):
             box = gr.Textbox(
                 show_label=False, container=False, lines=1, max_lines=8, scale=8,
@@ -117,7 +117,11 @@ def build(session: Session) -> Parts:
             edit = gr.Button("Edit last message", size="sm", elem_id="edit")
             prove = gr.Button("Prove it", size="sm", elem_id="prove")
     with gr.Column(scale=3, min_width=300, elem_classes="live"):
-        figures = gr.HTML(panel(None, plain=session.plain_tokens_per_second), elem_id="figures")
+        figures = gr.HTML(
+            panel(None, plain=session.plain_tokens_per_second),
+            elem_id="figures",
+            apply_default_css=False,
+        )
     return Parts(
         view, tokens, bubbles, empty, examples, box, send, stop, again, edit, prove, proof,
         figures, gr.State(None), gr.State(None),

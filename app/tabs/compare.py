@@ -56,13 +56,13 @@ def build(session: Session) -> Parts:
         with gr.Column(scale=1, min_width=110, elem_classes="go"):
             run = gr.Button("Compare", variant="primary", elem_id="compare")
             stop = gr.Button("Stop", variant="stop", visible=False)
-    result = gr.HTML(idle(session), elem_id="verdict")
+    result = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
     with gr.Row(elem_classes="sides"):
         with gr.Column(min_width=320):
-            plain_head = gr.HTML(head("Plain", None))
+            plain_head = gr.HTML(head("Plain", None), apply_default_css=False)
             plain = token_view(elem_classes="transcript side")
         with gr.Column(min_width=320):
-            fast_head = gr.HTML(head("Accelerated", None))
+            fast_head = gr.HTML(head("Accelerated", None), apply_default_css=False)
             fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
     plots: list[gr.Plot] = []
     for _ in range(3):

@@ -34,7 +34,7 @@ def build(tab: gr.Tab) -> Parts:
     with gr.Row(elem_classes="cards"):
         for tier in (CONTEXT, MODEL, STATISTICS):
             with gr.Column(elem_classes="card", min_width=320):
-                cards[tier] = gr.HTML(elem_id=f"tier-{tier}")
+                cards[tier] = gr.HTML(elem_id=f"tier-{tier}", apply_default_css=False)
                 if tier != STATISTICS:
                     wipes[tier] = gr.Button(f"Empty the {tier} tier", size="sm")
                     with gr.Row(visible=False, elem_classes="asking") as row:

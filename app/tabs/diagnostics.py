@@ -30,7 +30,7 @@ class Parts:
 
 def build(tab: gr.Tab) -> Parts:
     """The charts of a run above the table of runs."""
-    title = gr.HTML('<div class="verdict">No run yet.</div>')
+    title = gr.HTML('<div class="verdict">No run yet.</div>', apply_default_css=False)
     plots: list[gr.Plot] = []
     for _ in range(3):
         with gr.Row(elem_classes="plots"):

@@ -22,7 +22,7 @@ from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
 
-PREFILL_CHUNK = 256
+PREFILL_CHUNK = 512
 MAX_NODES = 128
 
 
@@ -172,7 +172,7 @@ class TransformersBackend:
             if cancelled():
                 break
             chunk = wanted[start : start + PREFILL_CHUNK]
-            self.forward(chunk, range(len(chunk)), np.tri(len(chunk), dtype=bool), logits=1)
+            self.forward(chunk, range(len(chunk)), logits=1)
             self.cached += chunk
             if self.info.can_tree:
                 self.cache.length += len(chunk)
@@ -181,7 +181,7 @@ class TransformersBackend:
     @torch.inference_mode()
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         self.tree = tree
-        logits = self.forward(tree.tokens, tree.depths, ancestors(tree.parents), logits=0)
+        logits = self.forward(tree.tokens, tree.depths, visible=ancestors(tree.parents))
         start = len(self.cached) + 1
         return LogitScores(logits, [start + depth for depth in tree.depths], sampling)
 
@@ -197,19 +197,21 @@ class TransformersBackend:
         self,
         tokens: Sequence[int],
         depths: Sequence[int],
-        visible: NDArray[np.bool_],
-        logits: int,
+        visible: NDArray[np.bool_] | None = None,
+        logits: int = 0,
     ) -> torch.Tensor:
         """Run `tokens` behind the cache; row i sees the cache and the rows in `visible[i]`.
 
-        Returns logits of shape (rows, vocabulary), of the last `logits` rows when that is not 0.
+        Without `visible` the rows are a chain, which the library masks by itself. Returns logits
+        of shape (rows, vocabulary), of the last `logits` rows when that is not 0.
         """
-        inputs = {"input_ids": torch.tensor([tokens], device=self.model.device)}
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
         if self.info.can_tree:
             start = self.cache.length
             positions = torch.tensor([depths], device=self.model.device) + start
             inputs["position_ids"] = positions
-            inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
+            if visible is not None:
+                inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
         output = self.model(
             **inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=logits
         )
