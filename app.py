@@ -16,10 +16,13 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Set before the libraries are imported: they read these once."""
+SWITCH_SECONDS = 0.0005
+"""A model step gives up the interpreter hundreds of times; it must not wait long to get it back."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted; 2 when something has to be put right first."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     options = parse(arguments)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

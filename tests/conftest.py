@@ -1,0 +1,31 @@
+"""Shared fixtures: a database in memory, the toy backend, the embedded model (mark `model`)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.backends.toy import ToyBackend
+from storage.database import Database
+
+ROOT = Path(__file__).resolve().parent.parent
+EMBEDDED = ROOT / "assets" / "models" / "tiny-chat" / "target"
+
+
+@pytest.fixture
+def db() -> Iterator[Database]:
+    with Database() as database:
+        yield database
+
+
+@pytest.fixture
+def toy() -> ToyBackend:
+    return ToyBackend()
+
+
+@pytest.fixture(scope="session")
+def embedded():
+    """The embedded target in float32, loaded once. Tests that use it carry the mark `model`."""
+    from engine.backends.load import load_transformers
+
+    return load_transformers(str(EMBEDDED), dtype="float32", device="cpu")
