@@ -16,13 +16,10 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Set before the libraries are imported: they read these once."""
-SWITCH_SECONDS = 0.0005
-"""A model step gives up the interpreter hundreds of times; it must not wait long to get it back."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted; 2 when something has to be put right first."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     options = parse(arguments)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -48,6 +45,7 @@ def serve(options: Options) -> None:
             print(f"strata: {notice}", file=sys.stderr)
 
         from app import server, ui
+        from app.model_thread import ModelThread
         from app.session import Session
         from storage.statistics import find_table
 
@@ -55,13 +53,14 @@ def serve(options: Options) -> None:
         print(f"Loading {options.model} …", file=sys.stderr, flush=True)
         from engine.backends.load import load_transformers
 
-        backend = load_transformers(options.model)
+        model = ModelThread()
+        backend = model.run(lambda: load_transformers(options.model))
         embedded = Path(options.model).resolve() == EMBEDDED
         if embedded:
             backend.info = replace(backend.info, name=EMBEDDED.parent.name)
         statistics_folders = (folder / "statistics", ui.ASSETS / "statistics")
         table = find_table(backend.info.tokenizer_fingerprint, *statistics_folders)
-        session = Session(backend, database, table, guests=options.public)
+        session = Session(backend, database, table, options.public, model)
         session.measure()
         blocks = ui.build(session, database.notices, embedded)
         address = server.launch(blocks, options, port)

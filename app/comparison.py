@@ -4,7 +4,7 @@ Both runs start from an empty cache, neither may learn from the other, and the o
 from repeat to repeat, so that a machine that warms up or slows down favours neither.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -118,7 +118,7 @@ def run(
     drafters: Sequence[Drafter],
     generation: Generation,
     cancelled: Callable[[], bool] = never,
-) -> Iterator[Timed]:
+) -> Generator[Timed, None, None]:
     """Decode from an empty cache; yields the run as it grows, the finished run last."""
     backend.prefill(prompt[:1], never)
     prefill: Prefill | None = None
@@ -142,7 +142,7 @@ def compare(
     generation: Generation,
     repeats: int,
     cancelled: Callable[[], bool] = never,
-) -> Iterator[Progress]:
+) -> Generator[Progress, None, None]:
     """Run `repeats` pairs; `drafters` makes fresh ones that keep no trace of earlier runs.
 
     A few unmeasured steps come first, so that no run pays for waking the machine up.

@@ -6,7 +6,7 @@ that fails costs memory, never the answer: it becomes a notice.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from app.comparison import (
     run,
     verdict,
 )
+from app.model_thread import ModelThread
 from app.preferences import Preferences
 from app.rooms import Answered, Guarded, Room, Rooms
 from app.writer import Update, Writer
@@ -67,11 +68,12 @@ class Session:
         database: Database,
         statistics: StatisticsTable | None = None,
         guests: bool = False,
+        model: ModelThread | None = None,
     ) -> None:
         self.backend, self.database, self.statistics = backend, database, statistics
         self.guests = guests
         self.chat = Chat(backend)
-        self.model = threading.Lock()
+        self.model = model or ModelThread()
         self.rooms = Rooms()
         self.tiers: dict[str, ModelDrafter] = {}
         self.stops: dict[tuple[str, str], threading.Event] = {}
@@ -169,41 +171,46 @@ class Session:
 
         Closing the iterator early keeps what was emitted.
         """
+        return self.model.stream(self.decoded(owner, conversation_id, preferences))
+
+    def decoded(
+        self, owner: str, conversation_id: str, preferences: Preferences
+    ) -> Generator[Update, None, None]:
+        """`answer`, on the model's thread."""
         method, generation = preferences.chosen(), preferences.seeded()
-        with self.model:
-            messages = self.prompt_messages(owner, conversation_id)
-            room = self.room(owner, conversation_id)
-            self.chat.tokens = room.tokens
-            fitting, dropped = self.chat.fit(messages)
-            prompt = self.chat.prompt(fitting)
-            self.expect(room, prompt, fitting)
-            writer = Writer(
-                self.conversations(owner),
-                conversation_id,
-                generation.sampling.seed,
-                lambda write: self.keep(owner, write),
-            )
-            flag, pace = self.flag(owner, conversation_id), Pace(UPDATE_SECONDS)
-            self.answering.add((owner, conversation_id))
-            drafters = self.guarded(owner, room.databases.drafters(method))
-            try:
-                for event in self.chat.reply(
-                    prompt, drafters, generation, method.drafting, flag.is_set
-                ):
-                    writer.add(event)
-                    if writer.steps and (writer.finish or pace.due()):
-                        yield writer.update(dropped)
-            finally:
-                self.answering.discard((owner, conversation_id))
-                room.tokens = self.chat.tokens
-                timed = writer.run(method.name)
-                if timed.tokens:
-                    run_id = self.save(owner, conversation_id, timed, generation, method)
-                    room.answered = Answered(writer.message.id, tuple(prompt), generation, timed)
-                    writer.flush(run_id)
-                else:
-                    writer.discard()
-                self.prune(owner)
+        messages = self.prompt_messages(owner, conversation_id)
+        room = self.room(owner, conversation_id)
+        self.chat.tokens = room.tokens
+        fitting, dropped = self.chat.fit(messages)
+        prompt = self.chat.prompt(fitting)
+        self.expect(room, prompt, fitting)
+        writer = Writer(
+            self.conversations(owner),
+            conversation_id,
+            generation.sampling.seed,
+            lambda write: self.keep(owner, write),
+        )
+        flag, pace = self.flag(owner, conversation_id), Pace(UPDATE_SECONDS)
+        self.answering.add((owner, conversation_id))
+        drafters = self.guarded(owner, room.databases.drafters(method))
+        try:
+            for event in self.chat.reply(
+                prompt, drafters, generation, method.drafting, flag.is_set
+            ):
+                writer.add(event)
+                if writer.steps and (writer.finish or pace.due()):
+                    yield writer.update(dropped)
+        finally:
+            self.answering.discard((owner, conversation_id))
+            room.tokens = self.chat.tokens
+            timed = writer.run(method.name)
+            if timed.tokens:
+                run_id = self.save(owner, conversation_id, timed, generation, method)
+                room.answered = Answered(writer.message.id, tuple(prompt), generation, timed)
+                writer.flush(run_id)
+            else:
+                writer.discard()
+            self.prune(owner)
 
     def prompt_messages(self, owner: str, conversation_id: str) -> list[Message]:
         """The conversation as the model reads it; messages in a row by one role become one.
@@ -289,9 +296,10 @@ class Session:
 
     def measure(self) -> float:
         """Plain tokens per second of the loaded model, measured now with a short run."""
-        with self.model:
-            prompt = self.backend.tokenize(self.backend.render([Message("user", "Tell a story.")]))
-            self.plain_tokens_per_second = plain_speed(self.backend, prompt)
+        text = self.backend.render([Message("user", "Tell a story.")])
+        self.plain_tokens_per_second = self.model.run(
+            lambda: plain_speed(self.backend, self.backend.tokenize(text))
+        )
         return self.plain_tokens_per_second
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof]:
@@ -304,13 +312,11 @@ class Session:
             )
         flag = self.flag(owner, conversation_id)
         flag.clear()
-        with self.model:
-            limit = max(1, len(answered.run.tokens))
-            generation = Generation(answered.generation.sampling, limit, answered.generation.stop)
-            for timed in run(
-                self.backend, answered.prompt, METHODS["plain"], (), generation, flag.is_set
-            ):
-                yield Proof(len(timed.tokens))
+        limit = max(1, len(answered.run.tokens))
+        generation = Generation(answered.generation.sampling, limit, answered.generation.stop)
+        plain = run(self.backend, answered.prompt, METHODS["plain"], (), generation, flag.is_set)
+        for timed in self.model.stream(plain):
+            yield Proof(len(timed.tokens))
         if flag.is_set():
             raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
         verdict_ = verdict(self.backend.detokenize, timed, answered.run)
@@ -333,12 +339,10 @@ class Session:
         def drafters() -> list[Drafter]:
             return self.guarded(owner, untraced(base.for_measuring().drafters(method)))
 
-        with self.model:
-            progress = None
-            for progress in compare(
-                self.backend, prompt, method, drafters, generation, repeats, flag.is_set
-            ):
-                yield progress
+        pairs = compare(self.backend, prompt, method, drafters, generation, repeats, flag.is_set)
+        progress = None
+        for progress in self.model.stream(pairs):
+            yield progress
         for pair in progress.pairs if progress else ():
             for timed in pair:
                 self.save(owner, None, timed, generation, METHODS[timed.method], "compare")

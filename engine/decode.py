@@ -15,7 +15,7 @@ from engine.drafters.base import Drafter
 from engine.errors import PromptError
 from engine.settings import Drafting, Generation
 from engine.text import TextStream
-from engine.tree import Tree, grow
+from engine.tree import Mixture, Tree
 from engine.types import TARGET, Finish, Prefill, Step, Token
 
 
@@ -88,26 +88,26 @@ def draft(
     """A tree of at most `drafting.nodes` nodes and `depth` levels, and the seconds per tier.
 
     Hierarchical access asks tier after tier and stops as soon as the tree is full; merged access
-    asks all of them and takes the best. Equally likely candidates stay in tier order.
+    asks all of them and takes the likeliest candidates of their mixture.
     """
     tree, look_ups = Tree(tokens[-1]), {}
-    if depth < 1 or drafting.nodes < 1:
+    mixture = Mixture()
+    if depth < 1:
         return tree, look_ups
-    pool = []
     for drafter in drafters:
         room = drafting.nodes - len(tree)
         if room <= 0:
             break
         clock = perf_counter()
-        for candidate in drafter.propose(tokens, room, drafting.threshold):
-            if len(candidate.path) > depth:
-                continue
-            if drafting.policy == "merged":
-                pool.append((candidate, drafter.name))
-            elif len(tree) < drafting.nodes:
+        found = drafter.propose(tokens, room, drafting.threshold)
+        found = [candidate for candidate in found if len(candidate.path) <= depth]
+        if drafting.policy == "merged":
+            mixture.add(found, drafter.name)
+        else:
+            for candidate in found[:room]:
                 tree.add(candidate, drafter.name)
         look_ups[drafter.name] = perf_counter() - clock
-    grow(tree, pool, drafting.nodes)
+    mixture.grow(tree, drafting.nodes)
     return tree, look_ups
 
 

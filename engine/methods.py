@@ -39,7 +39,7 @@ METHODS = {
         Method(
             "hd-published",
             "Hierarchy drafting, as published",
-            Drafting(nodes=NODES, threshold=0.0),
+            Drafting(policy="hierarchical", nodes=NODES, threshold=0.0),
         ),
         Method("context", "Context tier alone", Drafting(tiers=(CONTEXT,))),
         Method("model", "Model tier alone", Drafting(tiers=(MODEL,))),

@@ -90,7 +90,7 @@ class Drafting(Checked):
     """Which databases draft, in which order, and how much they may propose per step."""
 
     tiers: tuple[str, ...] = TIERS
-    policy: str = "hierarchical"
+    policy: str = "merged"
     nodes: int = setting(
         7, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
     )
@@ -112,5 +112,5 @@ class Drafting(Checked):
                 )
 
 
-POLICIES = ("hierarchical", "merged")
-"""hierarchical: ask tier after tier until the tree is full. merged: best-first over all tiers."""
+POLICIES = ("merged", "hierarchical")
+"""merged: best-first over a mixture of all tiers. hierarchical: tier after tier until it is full."""

@@ -56,12 +56,38 @@ class Tree:
         return accepted, emitted
 
 
-def grow(tree: Tree, candidates: Sequence[tuple[Candidate, str]], room: int) -> None:
-    """Add candidates, best first, until the tree has `room` nodes.
+class Mixture:
+    """The candidates of all tiers on one scale.
 
-    A path is never likelier than its prefix, and sorting is stable, so parents come first.
+    Tiers are added from highest to lowest locality; each speaks for the probability that those
+    before it left, as a shorter match does within a tier. Equal paths add up and belong to the
+    tier that proposed them first.
     """
-    for candidate, source in sorted(candidates, key=lambda pair: -pair[0].probability):
-        if len(tree) >= room:
-            return
-        tree.add(candidate, source)
+
+    def __init__(self) -> None:
+        self.left = 1.0
+        self.pool: dict[tuple[int, ...], tuple[Candidate, str]] = {}
+
+    def add(self, candidates: Sequence[Candidate], source: str) -> None:
+        """Mix in one tier's candidates, every prefix of a path before it."""
+        left, pool = self.left, self.pool
+        for candidate in candidates:
+            path, share = candidate.path, left * candidate.probability
+            if len(path) == 1:
+                self.left -= share
+            if path in pool:
+                known, owner = pool[path]
+                pool[path] = (known._replace(probability=known.probability + share), owner)
+            else:
+                pool[path] = (Candidate(path, share, candidate.match_length), source)
+
+    def grow(self, tree: Tree, room: int) -> None:
+        """Add the likeliest candidates until the tree has `room` nodes.
+
+        A path is never likelier than its prefix, which entered the pool first, and sorting is
+        stable: parents come before their children.
+        """
+        for candidate, source in sorted(self.pool.values(), key=lambda pair: -pair[0].probability):
+            if len(tree) >= room:
+                return
+            tree.add(candidate, source)

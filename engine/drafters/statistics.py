@@ -11,7 +11,7 @@ from engine.drafters.votes import Votes
 from engine.types import STATISTICS, Candidate
 
 KEYS = (3, 2, 1)
-DOUBT = (30.0, 15.0, 8.0)
+DOUBT = (100.0, 60.0, 30.0)
 """A key of 1, 2, 3 tokens seen n times gets n / (n + DOUBT) of the remaining probability."""
 
 
