@@ -27,7 +27,7 @@ from engine.errors import PromptError, SettingError
 from engine.methods import METHODS, Databases, Method, method_named, untraced
 from engine.metrics import Metrics, summarise
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import Message, Prefill, Step
+from engine.types import TIERS, Message, Prefill, Step
 from storage.statistics import StatisticsTable, find_table
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -46,6 +46,7 @@ class Result:
     seconds: list[float] = field(default_factory=list)
     decode_seconds: list[float] = field(default_factory=list)
     metrics: Metrics | None = None
+    look_ups: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +174,9 @@ def one_run(
     prefill = next(event for event in events if isinstance(event, Prefill))
     result.metrics = summarise(prefill, steps)
     result.decode_seconds.append(result.metrics.decode_seconds)
+    for step in steps:
+        for tier, seconds in step.look_ups.items():
+            result.look_ups[tier].append(seconds)
     result.tokens = [token.id for step in steps for token in step.tokens]
 
 
@@ -252,6 +256,11 @@ def summary(
             "draft_ms_per_step": 1e3 * sum(m.draft_seconds for m in metrics) / forwards,
             "draft_share": sum(m.draft_seconds for m in metrics) / decode,
             "step_ms": 1e3 * decode / forwards,
+            "look_up_us": {
+                tier: round(1e6 * median(t for r in own for t in r.look_ups[tier]), 1)
+                for tier in TIERS
+                if any(result.look_ups[tier] for result in own)
+            },
         }
     return figures
 
@@ -298,7 +307,11 @@ def report(
             f"{name:14}{f['tokens_per_second']:8.1f}{f['speedup']:8.2f}x"
             f"{low:8.2f} - {high:4.2f}{f['decode_speedup']:7.2f}x{drafted}  {same}"
         )
-    print(f"\n{'category':18}" + "".join(f"{name:>14}" for name in results))
+    for name, f in methods.items():
+        if f.get("look_up_us"):
+            tiers = ", ".join(f"{tier} {value:.0f}" for tier, value in f["look_up_us"].items())
+            print(f"\nmedian look-up of {name}, us per step: {tiers}", end="")
+    print(f"\n\n{'category':18}" + "".join(f"{name:>14}" for name in results))
     for category, speedups in categories(results):
         print(f"{category:18}" + "".join(f"{value:13.2f}x" for value in speedups.values()))
     print()

@@ -37,9 +37,12 @@ class StatisticsDrafter:
             if found is None:
                 continue
             trust = found.count / (found.count + DOUBT[size - 1])
+            said, least = left * trust, votes.threshold / 2
             for path, share in found.paths:
-                votes.add(path, left * trust * share, size)
-            left *= 1.0 - trust
+                if said * share < least:
+                    break  # paths come likeliest first; two such votes rarely make a candidate
+                votes.add(path, said * share, size)
+            left -= said
             if left < threshold:
                 break
         return votes.ranked(room)
