@@ -9,19 +9,20 @@ from pathlib import Path
 from app.arguments import EMBEDDED, Options, parse
 from engine.errors import StrataError
 
-QUIET = {
+ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)),
 }
-"""Set before the libraries are imported: they read these once."""
+"""Set before the libraries are imported, which read these once; what the user has set stays.
+Threads: one per physical core. Helpers that wait for a core the browser uses stall every step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted; 2 when something has to be put right first."""
     options = parse(arguments)
-    for name, value in QUIET.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         serve(options)

@@ -9,6 +9,7 @@ import gzip
 import json
 import lzma
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def documents_of(path: Path, backend: Backend) -> Iterator[str]:
                         f"Line {number} of {str(path)!r} is not a document ({error}). Each line "
                         'must be a JSON object with "text" or "messages".'
                     ) from error
-    except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise StorageError(
             f"The file {str(path)!r} cannot be read: {error}. Give UTF-8 text or JSON lines."
         ) from error

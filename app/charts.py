@@ -172,6 +172,7 @@ def speedups(values: Sequence[float]) -> go.Figure:
             cliponaxis=False,
             name="repeat",
         )
+        figure.update_xaxes(type="category")
         figure.add_hline(y=median(values), line={"color": INK, "width": 1.5})
     figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
     figure.update_layout(showlegend=False)

@@ -32,14 +32,14 @@ def turn(key: str, role: str, text: str, pieces: Sequence[Piece] | None) -> dict
     return {"key": key, "role": role, "text": text}
 
 
-def transcript(
-    messages: Sequence[StoredMessage], growing: Sequence[Piece] | None = None
-) -> dict[str, Any]:
-    """A conversation for the token view; `growing` is the answer under way."""
-    turns = [turn(m.id, m.role, m.content, m.pieces) for m in messages]
-    if growing is not None:
-        turns.append({"key": "growing", "role": "assistant", "tokens": [row(p) for p in growing]})
-    return {"turns": turns}
+def transcript(messages: Sequence[StoredMessage]) -> dict[str, Any]:
+    """A stored conversation for the token view."""
+    return {"turns": [turn(m.id, m.role, m.content, m.pieces) for m in messages]}
+
+
+def growing(pieces: Sequence[Piece], start: int) -> dict[str, Any]:
+    """The answer under way from token `start` on, for the token view to append."""
+    return {"growing": {"from": start, "tokens": [row(piece) for piece in pieces[start:]]}}
 
 
 def bubbles(

@@ -105,4 +105,4 @@ def launch(blocks: gr.Blocks, options: Options, port: int) -> str:
         theme=ui.theme(),
         css=ui.css(),
     )
-    return public or local
+    return str(public or local)

@@ -81,6 +81,7 @@ class Session:
         self.plain_tokens_per_second = 0.0
         self.answering: set[tuple[str, str]] = set()
         self.viewing: dict[str, str | None] = {}
+        self.views: dict[str, str] = {}
 
     # who, and what went wrong
 

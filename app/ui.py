@@ -38,6 +38,38 @@ def theme() -> gr.themes.Base:
         text_size=gr.themes.sizes.text_md,
         font=[gr.themes.Font(name) for name in SANS],
         font_mono=[gr.themes.Font(name) for name in MONO],
+    ).set(
+        body_background_fill="#fcfcfd",
+        body_background_fill_dark="#101319",
+        background_fill_primary="#ffffff",
+        background_fill_primary_dark="#161a22",
+        background_fill_secondary="#f5f6f8",
+        background_fill_secondary_dark="#1b202a",
+        border_color_primary="#dfe3ea",
+        border_color_primary_dark="#2b313d",
+        block_background_fill="transparent",
+        block_background_fill_dark="transparent",
+        block_border_width="0px",
+        block_label_background_fill="transparent",
+        block_info_text_color="#667189",
+        block_info_text_color_dark="#94a0b8",
+        block_title_text_color="*body_text_color",
+        block_title_text_weight="550",
+        input_background_fill="#ffffff",
+        input_background_fill_dark="#181d26",
+        input_border_width="1px",
+        input_border_color="#d5dae3",
+        input_border_color_dark="#323947",
+        input_border_color_focus="#64708a",
+        input_border_color_focus_dark="#8792a6",
+        button_primary_background_fill="#2f3a52",
+        button_primary_background_fill_hover="#3d4a66",
+        button_primary_background_fill_dark="#4a587a",
+        button_primary_background_fill_hover_dark="#5a6a90",
+        button_secondary_background_fill="#eef0f4",
+        button_secondary_background_fill_dark="#232936",
+        slider_color="#64708a",
+        slider_color_dark="#8792a6",
     )
 
 
@@ -72,7 +104,8 @@ def build(
     session: Session, notices: Sequence[str] = (), demonstration: bool = False
 ) -> gr.Blocks:
     """All tabs, wired. Guests get no databases tab, so its events do not exist for them."""
-    with gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False) as blocks:
+    blocks = gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False)
+    with blocks:
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
         gr.HTML(
@@ -109,6 +142,7 @@ def build(
 
         def leave(request: gr.Request) -> None:
             session.viewing.pop(request.session_hash or "", None)
+            session.views.pop(request.session_hash or "", None)
 
         blocks.load(arrive, memory, [memory, current], **AT_ONCE).then(
             *refresh, **AT_ONCE

@@ -1,11 +1,11 @@
-// The token view: one text node per token, never markup. `props.value` holds the turns
-// (app/render.py), `props.names` what the sources are called. Answers only grow while they
-// stream, so a known turn gets its new tokens appended and nothing is drawn twice.
+// The token view: one text node per token, never markup. `props.names` says what the sources are
+// called; `props.value` (app/render.py) holds either all turns, or the tail of the answer under
+// way, which overlaps what was sent before, so that an update may be skipped without a gap.
 const legend = element.querySelector(".legend");
 const list = element.querySelector(".turns");
 const inspector = element.querySelector(".inspector");
-const drawn = new Map();
 const idle = inspector.textContent;
+let drawn = [];
 
 function describe(token) {
   const [text, source, match, step, position, probability] = token;
@@ -26,84 +26,111 @@ function span(token) {
   return node;
 }
 
-function makeTurn(turn) {
+function begin(key, role) {
   const box = document.createElement("div");
-  box.className = "turn " + (turn.role === "user" ? "said" : "answered");
+  box.className = "turn " + (role === "user" ? "said" : "answered");
   list.appendChild(box);
-  return { box, count: 0, text: null };
+  const state = { key, box, count: 0, text: null, sources: {} };
+  drawn.push(state);
+  return state;
+}
+
+function clear(state) {
+  state.box.textContent = "";
+  Object.assign(state, { count: 0, text: null, sources: {} });
+}
+
+function append(state, tokens) {
+  const fresh = document.createDocumentFragment();
+  for (const token of tokens) {
+    fresh.appendChild(span(token));
+    state.sources[token[1]] = (state.sources[token[1]] || 0) + 1;
+  }
+  state.box.appendChild(fresh);
+  state.count += tokens.length;
 }
 
 function fill(state, turn) {
   if (!turn.tokens) {
-    if (state.text !== turn.text) state.box.textContent = state.text = turn.text;
+    if (state.text !== turn.text) {
+      clear(state);
+      state.box.textContent = state.text = turn.text;
+    }
     return;
   }
-  if (state.count > turn.tokens.length || state.text !== null) {
-    state.box.textContent = "";
-    state.count = 0;
-    state.text = null;
-  }
-  const fresh = document.createDocumentFragment();
-  for (const token of turn.tokens.slice(state.count)) fresh.appendChild(span(token));
-  state.box.appendChild(fresh);
-  state.count = turn.tokens.length;
+  if (state.count > turn.tokens.length || state.text !== null) clear(state);
+  append(state, turn.tokens.slice(state.count));
 }
 
-function drawLegend(turns) {
+function drawLegend() {
   const counts = {};
   let total = 0;
-  for (const turn of turns) {
-    for (const token of turn.tokens || []) {
-      counts[token[1]] = (counts[token[1]] || 0) + 1;
-      total += 1;
+  for (const state of drawn) {
+    for (const [source, count] of Object.entries(state.sources)) {
+      counts[source] = (counts[source] || 0) + count;
+      total += count;
     }
   }
-  const chosen = list.dataset.only || "";
-  legend.textContent = "";
-  for (const source of Object.keys(props.names)) {
+  for (const chip of legend.children) {
+    const source = chip.dataset.source;
+    const share = total ? Math.round((100 * (counts[source] || 0)) / total) + " %" : "";
+    chip.lastChild.textContent = share;
+    chip.setAttribute("aria-pressed", String(list.dataset.only === source));
+  }
+}
+
+function makeLegend() {
+  for (const [source, name] of Object.entries(props.names)) {
     const chip = document.createElement("button");
-    const share = total ? Math.round((100 * (counts[source] || 0)) / total) : 0;
     chip.className = "chip";
     chip.type = "button";
-    chip.setAttribute("aria-pressed", String(chosen === source));
-    chip.title = props.names[source].meaning + " (click to see these alone)";
+    chip.dataset.source = source;
+    chip.title = name.meaning + " (click to see these alone)";
     const swatch = document.createElement("span");
-    swatch.className = "tok " + props.names[source].kind;
-    swatch.textContent = props.names[source].title;
+    swatch.className = "tok " + name.kind;
+    swatch.textContent = name.title;
     const number = document.createElement("span");
     number.className = "number";
-    number.textContent = total ? share + " %" : "";
     chip.append(swatch, number);
     chip.onclick = () => {
       list.dataset.only = list.dataset.only === source ? "" : source;
-      drawLegend(turns);
+      drawLegend();
     };
     legend.appendChild(chip);
   }
 }
 
+function drawAll(turns) {
+  let same = 0;
+  while (same < drawn.length && same < turns.length && drawn[same].key === turns[same].key) same += 1;
+  if (same === turns.length - 1 && same < drawn.length && drawn[same].key === "growing") {
+    drawn[same].key = turns[same].key;
+    same += 1;
+  }
+  for (const state of drawn.splice(same)) state.box.remove();
+  turns.forEach((turn, at) => fill(drawn[at] || begin(turn.key, turn.role), turn));
+}
+
+function grow(tail) {
+  let state = drawn[drawn.length - 1];
+  if (!state || state.key !== "growing") state = begin("growing", "assistant");
+  if (tail.from === 0 && state.count > tail.tokens.length) clear(state);
+  if (tail.from <= state.count) append(state, tail.tokens.slice(state.count - tail.from));
+}
+
 function draw() {
-  const turns = (props.value && props.value.turns) || [];
-  const near = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
-  const keys = turns.map((turn) => turn.key);
-  const known = [...drawn.keys()];
-  const stale = known.some((key, at) => key !== keys[at]);
-  if (stale) {
-    list.textContent = "";
-    drawn.clear();
-  }
-  for (const turn of turns) {
-    if (!drawn.has(turn.key)) drawn.set(turn.key, makeTurn(turn));
-    fill(drawn.get(turn.key), turn);
-  }
-  drawLegend(turns);
-  if (near || stale) list.scrollTop = list.scrollHeight;
+  const value = props.value || {};
+  const near = list.scrollHeight - list.scrollTop - list.clientHeight < 120;
+  if (value.growing) grow(value.growing);
+  else drawAll(value.turns || []);
+  drawLegend();
+  if (near || !value.growing) list.scrollTop = list.scrollHeight;
 }
 
 list.addEventListener("mouseover", (event) => {
-  const token = event.target.token;
-  inspector.textContent = token ? describe(token) : idle;
+  inspector.textContent = event.target.token ? describe(event.target.token) : idle;
 });
 list.addEventListener("mouseleave", () => { inspector.textContent = idle; });
+makeLegend();
 watch("value", draw);
 draw();

@@ -74,12 +74,12 @@ def read_prompts(path: Path, limit: int) -> list[tuple[str, str]]:
             record = json.loads(line)
             name = str(record.get("category", "all"))
             categories[name].append((name, str(record["turns"][0])))
-    except (OSError, ValueError, KeyError, IndexError) as error:
+        longest = max(len(prompts) for prompts in categories.values())
+    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
         raise SettingError(
             f"The prompts in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
             'object with "turns", a list of texts.'
         ) from error
-    longest = max(len(prompts) for prompts in categories.values())
     mixed = [p[i] for i in range(longest) for p in categories.values() if i < len(p)]
     return mixed[: limit or None]
 
@@ -102,6 +102,11 @@ def run(options: argparse.Namespace) -> None:
         if name not in METHOD_NAMES:
             known = ", ".join(METHOD_NAMES)
             raise SettingError(f"There is no method {name!r}. Choose from: {known}.")
+    if not names or options.repeats < 1 or options.limit < 0:
+        raise SettingError("Give at least one method and one repeat, and no negative limit.")
+    prompts = read_prompts(options.prompts, options.limit)
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    generation = Generation(sampling, max_tokens=options.max_new_tokens)
     drafting = Drafting(nodes=options.nodes, policy=options.policy)
     methods = {name: None if name == GENERATE else method_named(name, drafting) for name in names}
     source = str(EMBEDDED) if options.model == "embedded" else options.model
@@ -111,9 +116,6 @@ def run(options: argparse.Namespace) -> None:
         if options.statistics
         else find_table(backend.info.tokenizer_fingerprint, ASSETS / "statistics")
     )
-    prompts = read_prompts(options.prompts, options.limit)
-    sampling = Sampling(temperature=options.temperature, seed=options.seed)
-    generation = Generation(sampling, max_tokens=options.max_new_tokens)
     results = measure(backend, table, methods, prompts, generation, options.repeats)
     report(backend, results, options)
 

@@ -52,7 +52,9 @@ def decode(
             return
         while answer.finish is None:
             clock = perf_counter()
-            tree, look_ups = draft(drafters, tokens, drafting, answer.limit - len(tokens) - 1)
+            depth = answer.limit - len(tokens) - 1
+            vocabulary = backend.info.vocabulary_size
+            tree, look_ups = draft(drafters, tokens, drafting, depth, vocabulary)
             drafted = perf_counter()
             scores = backend.score(tree, generation.sampling)
             scored = perf_counter()
@@ -83,9 +85,15 @@ def decode(
 
 
 def draft(
-    drafters: Sequence[Drafter], tokens: Sequence[int], drafting: Drafting, depth: int
+    drafters: Sequence[Drafter],
+    tokens: Sequence[int],
+    drafting: Drafting,
+    depth: int,
+    vocabulary: int,
 ) -> tuple[Tree, dict[str, float]]:
     """A tree of at most `drafting.nodes` nodes and `depth` levels, and the seconds per tier.
+
+    Tokens outside the vocabulary, from a damaged or foreign database, are never drafted.
 
     Hierarchical access asks tier after tier and stops as soon as the tree is full; merged access
     asks all of them and takes the likeliest candidates of their mixture.
@@ -100,7 +108,11 @@ def draft(
             break
         clock = perf_counter()
         found = drafter.propose(tokens, room, drafting.threshold)
-        found = [candidate for candidate in found if len(candidate.path) <= depth]
+        found = [
+            candidate
+            for candidate in found
+            if 0 < len(candidate.path) <= depth and 0 <= candidate.path[-1] < vocabulary
+        ]
         if drafting.policy == "merged":
             mixture.add(found, drafter.name)
         else:

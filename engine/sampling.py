@@ -6,6 +6,7 @@ logits choose the same tokens, at every temperature. The maths is numpy, on the 
 backend: one sampler to prove, and the same seed gives the same text wherever the model runs.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from engine.settings import Sampling
 
 Floats = NDArray[np.float32]
+COLDEST = 1e-4
+"""Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
 
 
 @lru_cache(maxsize=128)
@@ -25,9 +28,8 @@ def gumbel(seed: int, position: int, size: int) -> Floats:
     visited again by the next step.
     """
     stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, position]))
-    noise = stream.standard_exponential(size, dtype=np.float32)
-    np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
-    np.log(noise, out=noise)
+    # In double precision: single has exact zeros, one in 2**23, and each would win its position.
+    noise = np.log(stream.standard_exponential(size)).astype(np.float32)
     np.negative(noise, out=noise)
     noise.flags.writeable = False
     return noise
@@ -45,7 +47,7 @@ def warp(logits: Floats, sampling: Sampling) -> Floats:
     if sampling.top_p < 1.0:
         floor = max(floor, nucleus_floor(warped[warped >= floor], sampling.top_p))
     if sampling.min_p > 0.0:
-        floor = max(floor, warped.max() + np.log(np.float32(sampling.min_p)))
+        floor = max(floor, warped.max() + np.float32(math.log(sampling.min_p)))
     if floor > -np.inf:
         warped[warped < floor] = -np.inf
     return warped
@@ -70,7 +72,7 @@ def nucleus_floor(warped: Floats, top_p: float) -> np.float32:
 
 def choose(logits: Floats, sampling: Sampling, position: int) -> int:
     """The token for one absolute position. `logits` has shape (vocabulary,), float32."""
-    if sampling.temperature == 0.0:
+    if sampling.temperature < COLDEST:
         return int(logits.argmax())
     warped = warp(logits, sampling)
     warped += gumbel(sampling.seed, position, logits.size)
@@ -79,4 +81,5 @@ def choose(logits: Floats, sampling: Sampling, position: int) -> int:
 
 def probability(logits: Floats, token: int) -> float:
     """The softmax probability of `token` under unwarped logits."""
-    return float(1.0 / np.exp(logits - logits[token]).sum(dtype=np.float64))
+    weights = np.exp(logits - logits.max())
+    return float(weights[token] / weights.sum(dtype=np.float64))

@@ -22,15 +22,24 @@ def setting(
 
 
 def check_range(owner: object, item: Field[Any]) -> None:
-    """Raise `SettingError` unless the field's value is a number of its type within its range."""
+    """Give the field's value its type; raise `SettingError` unless it is a number within range."""
     value, low, high = getattr(owner, item.name), item.metadata["low"], item.metadata["high"]
     wants = int if isinstance(item.default, int) else float
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if not numeric or (wants is int and value != int(value)) or not low <= value <= high:
+    if not numeric or not low <= value <= high or (wants is int and value != int(value)):
         kind = "a whole number" if wants is int else "a number"
         raise SettingError(
             f"{item.metadata['label']} cannot be {value!r}. Give {kind} from {low:g} to {high:g}."
         )
+    object.__setattr__(owner, item.name, wants(value))
+
+
+def check_texts(owner: object, name: str) -> None:
+    """Make the field a tuple; raise `SettingError` unless it is a list or a tuple of texts."""
+    values = getattr(owner, name)
+    if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
+        raise SettingError(f"The setting {name!r} cannot be {values!r}. Give a list of texts.")
+    object.__setattr__(owner, name, tuple(values))
 
 
 class Checked:
@@ -84,6 +93,12 @@ class Generation(Checked):
     )
     stop: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        super(Generation, self).__post_init__()
+        check_texts(self, "stop")
+        if not isinstance(self.sampling, Sampling):
+            raise SettingError(f"The sampler cannot be {self.sampling!r}. Give a Sampling.")
+
 
 @dataclass(frozen=True, slots=True)
 class Drafting(Checked):
@@ -100,6 +115,7 @@ class Drafting(Checked):
 
     def __post_init__(self) -> None:
         super(Drafting, self).__post_init__()
+        check_texts(self, "tiers")
         if self.policy not in POLICIES:
             raise SettingError(
                 f"There is no drafting policy {self.policy!r}. Choose one of: {', '.join(POLICIES)}."

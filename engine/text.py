@@ -8,33 +8,47 @@ from collections.abc import Callable, Sequence
 
 CUT = "�"
 WINDOW = 8
+LONGEST_CUT = 3
+"""A cut UTF-8 sequence has at most three bytes, so three tokens, so three replacement marks."""
 
 
 class TextStream:
-    """Turns tokens into pieces of text, and notices the first stop string."""
+    """Turns tokens into pieces of text, and notices the first stop string.
+
+    `tokens` is the window: `start` splits it where a token's text began, the first `shown`
+    characters of its text are handed out or held, and `waiting` tokens ended in a cut sequence.
+    """
 
     def __init__(self, detokenize: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
         self.detokenize = detokenize
         self.stop = [string for string in stop if string]
         self.tokens: list[int] = []
-        self.shown = ""
+        self.start = 0
+        self.shown = 0
+        self.waiting = 0
         self.held = ""
 
     def push(self, token: int) -> tuple[str, bool]:
         """The text that `token` completes, and whether a stop string ended the answer there.
 
         Only a window of tokens is decoded again, enough for tokens whose text depends on their
-        left neighbour (a leading space, the rest of a UTF-8 sequence).
+        left neighbour (a leading space, the rest of a UTF-8 sequence). It never begins inside a
+        sequence, and it does not wait for one that cannot come: a cut one has three tokens at most.
         """
         self.tokens.append(token)
         text = self.detokenize(self.tokens)
-        if text.endswith(CUT) and len(self.tokens) < 2 * WINDOW:
-            return "", False
-        self.held += text[len(self.shown) :]
-        if len(self.tokens) >= 2 * WINDOW:
-            del self.tokens[:-WINDOW]
-            text = self.detokenize(self.tokens)
-        self.shown = text
+        whole = len(text.rstrip(CUT))
+        self.waiting = self.waiting + 1 if whole < len(text) else 0
+        if self.waiting > LONGEST_CUT:
+            whole = max(whole, len(text) - LONGEST_CUT)
+        whole = max(whole, self.shown)
+        self.held += text[self.shown : whole]
+        self.shown = whole
+        if len(self.tokens) >= self.start + WINDOW and not 0 < self.waiting <= LONGEST_CUT:
+            pending = len(text) - whole
+            del self.tokens[: self.start]
+            self.start = len(self.tokens)
+            self.shown = len(self.detokenize(self.tokens)) - pending
         return self.release()
 
     def release(self) -> tuple[str, bool]:
@@ -51,8 +65,11 @@ class TextStream:
     def flush(self) -> str:
         """What is still held when the answer ends for another reason."""
         text = self.detokenize(self.tokens) if self.tokens else ""
-        piece, self.held = self.held + text[len(self.shown) :], ""
-        self.shown = text
+        self.held += text[self.shown :]
+        self.shown = len(text)
+        piece, stopped = self.release()
+        if not stopped:
+            piece, self.held = piece + self.held, ""
         return piece
 
 

@@ -69,8 +69,12 @@ class StatisticsTable:
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         try:
             self.connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
-            self.meta = dict(self.connection.execute("SELECT name, value FROM meta"))
-            self.check()
+            try:
+                self.meta = dict(self.connection.execute("SELECT name, value FROM meta"))
+                self.check()
+            except BaseException:
+                self.connection.close()
+                raise
         except (sqlite3.Error, ValueError) as error:
             raise StorageError(
                 f"The statistics file {str(path)!r} cannot be used: {error}. "
@@ -86,6 +90,8 @@ class StatisticsTable:
             raise ValueError(f"it lacks {', '.join(missing)}")
         if self.meta["format"] != str(FORMAT):
             raise ValueError(f"it has format {self.meta['format']}, this program reads {FORMAT}")
+        if not str(self.meta["vocabulary"]).isdecimal():
+            raise ValueError("its vocabulary is not a number")
         columns = [row[1:3] for row in self.connection.execute("PRAGMA table_info(grams)")]
         if columns != [("key", "INTEGER"), ("tree", "BLOB")]:
             raise ValueError("its table of n-grams has other columns")
@@ -106,13 +112,20 @@ class StatisticsTable:
             return None
 
     def top(self, limit: int) -> Iterator[tuple[int, Continuation]]:
-        """For display: one-token keys and their likeliest continuation, best first."""
+        """For display: one-token keys and their likeliest continuation, best first.
+
+        A damaged entry is left out.
+        """
         first = pack_key((0,))
-        rows = self.connection.execute(
-            "SELECT key, tree FROM grams WHERE key BETWEEN ? AND ?",
-            (first, first + (1 << TOKEN_BITS) - 1),
-        )
-        best = [(packed - first, unpack(tree, self.wide).paths[0]) for packed, tree in rows]
+        try:
+            rows = self.connection.execute(
+                "SELECT key FROM grams WHERE key BETWEEN ? AND ?",
+                (first, first + (1 << TOKEN_BITS) - 1),
+            ).fetchall()
+        except sqlite3.DatabaseError:
+            return
+        found = ((packed - first, self.read(packed)) for (packed,) in rows)
+        best = [(token, tree.paths[0]) for token, tree in found if tree and tree.paths]
         yield from sorted(best, key=lambda pair: -pair[1].share)[:limit]
 
     @property

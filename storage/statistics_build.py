@@ -167,7 +167,7 @@ def rows(trees: Sequence[Trees], budget: int) -> Iterator[tuple[int, bytes]]:
     for tree in trees:
         width = tree.nodes.dtype.itemsize
         starts = np.flatnonzero(np.diff(tree.owners, prepend=-1))
-        ends = np.append(starts[1:], len(tree.owners))
+        ends = np.append(starts, len(tree.owners))[1:]
         data = tree.nodes.tobytes()
         keys.append(tree.keys[tree.owners[starts]])
         gains.append(tree.gains[tree.owners[starts]])

@@ -1,20 +1,27 @@
 """Chat: the transcript as tokens or as Markdown, the composer, and the live figures beside it."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from app import render
+from app.comparison import Pace
 from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, told, warn
 from app.panel import milliseconds, panel
 from app.session import Proof, Session
 from app.tabs.settings import Controls
 from app.writer import Update
 from engine.errors import PromptError, StrataError
+from engine.metrics import summarise
+from engine.types import Prefill
+from storage.conversations import StoredMessage
+from storage.traces import Traces
 
 ASSETS = Path(__file__).resolve().parent.parent.parent / "assets"
 EXAMPLES = (
@@ -30,11 +37,12 @@ ENDINGS = {
     "context": "ended because the context is full",
     "cancelled": "stopped",
 }
-LATEX = [
+LATEX: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
     {"left": r"\[", "right": r"\]", "display": True},
     {"left": r"\(", "right": r"\)", "display": False},
 ]
+FIGURES_SECONDS = 0.3
 TOKENS, MARKDOWN = "Tokens", "Markdown"
 TEMPLATE = (
     '<div class="legend"></div><div class="turns" role="log"></div>'
@@ -142,6 +150,21 @@ def shown(
     }
 
 
+def last_figures(session: Session, owner: str, conversation: str | None) -> str:
+    """The panel for the run behind a stored conversation's last answer."""
+    plain = session.plain_tokens_per_second
+    messages = session.conversations(owner).messages(conversation) if conversation else ()
+    run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
+    if run_id is None:
+        return panel(None, plain=plain)
+    store = Traces(session.database, owner)
+    run, steps = store.get(run_id), store.steps(run_id)
+    first = steps[0].seconds if steps else 0.0
+    prefill = Prefill(run.prompt_tokens, run.reused_tokens, max(0.0, run.ttft_seconds - first))
+    plain = run.baseline_tokens_per_second or plain
+    return panel(summarise(prefill, steps), steps, plain, ENDINGS.get(run.finish or "", ""))
+
+
 def working(parts: Parts, busy: bool) -> dict[Any, Any]:
     """Send or Stop, and whether the actions can be used."""
     return {
@@ -161,10 +184,37 @@ def ending(update: Update) -> str:
     return " · ".join(word for word in words if word)
 
 
+class Stream:
+    """What each update changes on the screen: little, as it is sent many times a second."""
+
+    OVERLAP = 12
+
+    def __init__(
+        self, session: Session, parts: Parts, messages: Sequence[StoredMessage]
+    ) -> None:
+        self.session, self.parts, self.messages = session, parts, messages
+        self.sent: deque[int] = deque([0], maxlen=self.OVERLAP)
+        self.view = ""
+        self.figures_due = Pace(FIGURES_SECONDS)
+
+    def changes(self, update: Update, view: str) -> dict[Any, Any]:
+        """The changes for a page that shows `view`, "" for another conversation."""
+        if view != self.view:
+            self.view, self.sent = view, deque([0], maxlen=self.OVERLAP)
+        changes: dict[Any, Any] = {}
+        if view == TOKENS:
+            changes[self.parts.tokens] = render.growing(update.pieces, self.sent[0])
+            self.sent.append(len(update.pieces))
+        elif view == MARKDOWN:
+            changes[self.parts.bubbles] = render.bubbles(self.messages, update.text)
+        if view and (update.finish or self.figures_due.due()):
+            plain = self.session.plain_tokens_per_second
+            changes[self.parts.figures] = panel(update.metrics, update.steps, plain, ending(update))
+        return changes
+
+
 def proof_line(proof: Proof) -> str:
     """The outcome of a plain rerun; numbers are ours, token texts are escaped."""
-    from html import escape
-
     found = proof.verdict
     if found is None:
         return f'<div class="verdict running">Decoding plainly … {proof.tokens:,} tokens</div>'
@@ -240,19 +290,12 @@ def wire(
             return
         owner, here = owner_of(session, memory, request), request.session_hash or ""
         try:
-            messages = session.conversations(owner).messages(conversation)
+            stream = Stream(session, parts, session.conversations(owner).messages(conversation))
             for update in session.answer(owner, conversation, controls.read(values)[1]):
-                if session.viewing.get(here) == conversation:
-                    yield {
-                        parts.tokens: render.transcript(messages, update.pieces),
-                        parts.bubbles: render.bubbles(messages, update.text),
-                        parts.figures: panel(
-                            update.metrics,
-                            update.steps,
-                            session.plain_tokens_per_second,
-                            ending(update),
-                        ),
-                    }
+                there = session.viewing.get(here) == conversation
+                changes = stream.changes(update, session.views.get(here, TOKENS) if there else "")
+                if changes:
+                    yield changes
         except StrataError as error:
             warn(str(error))
         pass_on(session, owner)
@@ -332,10 +375,11 @@ def wire(
             yield {parts.proof: ""}
         yield working(parts, False)
 
-    def look(choice: str) -> tuple[Any, Any]:
-        return tuple(  # type: ignore[return-value]
+    def look(request: gr.Request, choice: str) -> list[Any]:
+        session.views[request.session_hash or ""] = choice
+        return [
             gr.update(visible=True if choice == name else "hidden") for name in (TOKENS, MARKDOWN)
-        )
+        ]
 
     said = [*screen, current, parts.box, parts.proof, parts.editing, parts.pending]
     answered = [*screen, parts.figures, parts.pending]

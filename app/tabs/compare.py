@@ -102,10 +102,8 @@ def head(title: str, timed: Timed | None) -> str:
 
 def banner(session: Session, progress: Progress, repeats: int) -> str:
     """The verdict over all finished repeats; token texts are escaped."""
-    if progress.running is not None or not progress.pairs:
-        name = METHODS[progress.running.method].title if progress.running else "Stopped"
-        at = f"repeat {progress.repeat + 1} of {repeats}"
-        return f'<div class="verdict running">{escape(name)}, {at} …</div>'
+    if progress.cancelled and not progress.pairs:
+        return '<div class="verdict">Stopped before both runs had ended.</div>'
     detokenize = session.backend.detokenize
     for number, (plain, fast) in enumerate(progress.pairs, start=1):
         found = verdict(detokenize, plain, fast)
@@ -116,6 +114,11 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
                 f"<code>{escape(repr(found.accelerated))}</code>. In reduced precision a near-tie "
                 "between two tokens can fall either way.</div>"
             )
+    if len(progress.pairs) < repeats and not progress.cancelled:
+        name = METHODS[progress.running.method].title if progress.running else "Next"
+        so_far = f"; identical in {len(progress.pairs)} so far" if progress.pairs else ""
+        at = f"repeat {progress.repeat + 1} of {repeats}{so_far}"
+        return f'<div class="verdict running">{escape(name)}, {at} …</div>'
     speedups, middle = progress.speedups, progress.speedup
     count = len(progress.pairs[-1][0].tokens)
     spread = f"{min(speedups):.2f}–{max(speedups):.2f}×" if len(speedups) > 1 else "one repeat"

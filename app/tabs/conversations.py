@@ -95,8 +95,8 @@ def wire(
     """Connect the list; returns (function, inputs, outputs) that redraw it."""
     screen = [
         talk.tokens, talk.bubbles, talk.empty, talk.send, talk.stop, talk.again, talk.edit,
-        talk.prove, talk.proof, talk.editing, current, parts.list, parts.naming, parts.asking,
-        *controls.inputs,
+        talk.prove, talk.proof, talk.figures, talk.editing, current, parts.list, parts.naming,
+        parts.asking, *controls.inputs,
     ]
 
     def redraw(
@@ -133,6 +133,7 @@ def wire(
         }
         with told():
             updates |= chat.shown(session, talk, owner, conversation)
+            updates[talk.figures] = chat.last_figures(session, owner, conversation)
             session.viewing[request.session_hash or ""] = conversation
             if conversation:
                 updates |= settings_of(session.conversations(owner).get(conversation))

@@ -45,7 +45,7 @@ def build(tab: gr.Tab) -> Parts:
                     third = "Answers" if tier == MODEL else "Share"
                     tables[tier] = gr.Dataframe(
                         headers=["After", "Follows", third], datatype="str", interactive=False,
-                        max_height=420, show_label=False, wrap=True,
+                        max_height=420, show_label=False, column_widths=["42%", "38%", "20%"],
                     )
     return Parts(tab, cards, tables, wipes, confirms)
 

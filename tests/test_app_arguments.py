@@ -1,0 +1,62 @@
+"""The command line: defaults that keep to this machine, passwords that nobody has to remember."""
+
+import pytest
+
+from app.arguments import EMBEDDED, Gate, is_local, parse
+
+
+def test_the_defaults_stay_on_this_machine() -> None:
+    options = parse([])
+    assert options.host == "127.0.0.1" and options.model == str(EMBEDDED)
+    assert not options.public and options.password is None and options.browser
+    assert options.port is None and options.data_dir is None
+
+
+@pytest.mark.parametrize("arguments", [["--share"], ["--host", "0.0.0.0"], ["--host", "my.lan"]])
+def test_a_public_app_gets_a_password_of_its_own(arguments: list[str]) -> None:
+    first, second = parse(arguments), parse(arguments)
+    assert first.public and first.made_up and first.user == "guest"
+    assert first.password and len(first.password) >= 16 and first.password != second.password
+
+
+def test_a_given_password_is_used() -> None:
+    options = parse(["--share", "--auth", "ann:s3cret:with:colons"])
+    assert (options.user, options.password) == ("ann", "s3cret:with:colons")
+    assert options.public and not options.made_up
+    assert not parse(["--auth", "ann:x"]).public
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--auth", "ann"], "USER:PASSWORD"),
+        (["--auth", ":x"], "USER:PASSWORD"),
+        (["--auth", ""], "USER:PASSWORD"),
+        (["--port", "http"], "'http' is not a port"),
+        (["--port", "70000"], "from 0 to 65535"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_nonsense_is_refused_with_its_value(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(arguments)
+    assert stop.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_local_addresses() -> None:
+    assert all(map(is_local, ["127.0.0.1", "localhost", "::1", "127.1.2.3"]))
+    assert not any(map(is_local, ["0.0.0.0", "::", "192.168.1.5", "example.org"]))
+
+
+def test_the_gate_checks_both_and_shuts_after_failures() -> None:
+    now = [0.0]
+    gate = Gate("ann", "pässword", clock=lambda: now[0])
+    assert gate("ann", "pässword")
+    assert not gate("bob", "pässword") and not gate("ann", "wrong") and not gate("", "")
+    for _ in range(Gate.FAILURES):
+        gate("ann", "guess")
+    assert not gate("ann", "pässword"), "shut: even the right one waits"
+    now[0] += Gate.WINDOW_SECONDS + 1
+    assert gate("ann", "pässword")

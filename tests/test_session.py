@@ -1,0 +1,372 @@
+"""The session: what it stores, whose it is, and that no helper can change an answer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from app.preferences import Preferences
+from app.session import MODEL_GRAMS, UNTITLED, Session
+from app.writer import Update
+from engine.backends.toy import ToyBackend
+from engine.drafters.context import ContextDrafter
+from engine.errors import PromptError, SettingError, StorageError
+from engine.methods import METHODS
+from engine.settings import Generation, Sampling
+from engine.types import Candidate
+from storage.contexts import ContextStore
+from storage.database import Database
+from storage.ngrams import ModelNgrams
+from storage.traces import Traces
+
+ME = "local"
+
+
+@pytest.fixture
+def session(db: Database, toy: ToyBackend) -> Session:
+    return Session(toy, db)
+
+
+def preferences(method: str = "hd", tokens: int = 60, seed: int = 3) -> Preferences:
+    generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=tokens)
+    return Preferences(generation, method, METHODS["hd"].drafting, fresh_seed=False)
+
+
+def run(updates: Iterator[Update]) -> Update:
+    last = None
+    for last in updates:
+        pass
+    assert last is not None
+    return last
+
+
+def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
+    conversation = session.say(ME, None, text)
+    return conversation, run(session.answer(ME, conversation, preferences(method)))
+
+
+def texts(session: Session, conversation: str, owner: str = ME) -> list[str]:
+    return [m.content for m in session.conversations(owner).messages(conversation)]
+
+
+def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> None:
+    conversation, update = ask(session)
+    said, answered = session.conversations(ME).messages(conversation)
+    assert (said.role, said.content) == ("user", "hello there")
+    assert answered.content == update.text and update.finish in ("eos", "length")
+    assert answered.pieces == tuple(update.pieces)
+    (stored,) = Traces(session.database, ME).history()
+    assert answered.run_id == stored.id
+    assert stored.emitted_tokens == update.metrics.tokens
+    assert tuple(Traces(session.database, ME).steps(stored.id))[0].index == 0
+
+
+def test_the_first_message_names_the_conversation(session: Session) -> None:
+    conversation = session.say(ME, None, "  what\n is   this, and why does it go on for so very long?")
+    title = session.conversations(ME).get(conversation).title
+    assert title.startswith("what is this") and len(title) <= 48
+    named = session.conversations(ME).create("Mine").id
+    session.say(ME, named, "something else")
+    assert session.conversations(ME).get(named).title == "Mine"
+    assert UNTITLED != "Mine"
+
+
+def test_the_message_is_stored_before_decoding_begins(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    session.answer(ME, conversation, preferences())
+    assert texts(session, conversation) == ["hello"]
+
+
+@pytest.mark.parametrize("text", ["", "   \n", "x" * 5000])
+def test_a_message_that_cannot_be_answered_stores_nothing(session: Session, text: str) -> None:
+    with pytest.raises(PromptError):
+        session.say(ME, None, text)
+    assert session.conversations(ME).list() == []
+
+
+def test_an_error_while_answering_keeps_the_message(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    session.conversations(ME).set_system_prompt(conversation, "y" * 5000)
+    with pytest.raises(PromptError):
+        run(session.answer(ME, conversation, preferences()))
+    assert texts(session, conversation) == ["hello"]
+    session.conversations(ME).set_system_prompt(conversation, "")
+    assert run(session.answer(ME, conversation, preferences())).text
+
+
+def test_a_failing_model_keeps_the_message_and_frees_the_model(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    score = session.backend.score
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    session.backend.score = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(RuntimeError):
+        run(session.answer(ME, conversation, preferences()))
+    session.backend.score = score  # type: ignore[method-assign]
+    assert texts(session, conversation) == ["hello"]
+    assert run(session.answer(ME, conversation, preferences())).text
+
+
+def test_the_answer_is_flushed_while_it_grows(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.writer.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences())
+    first = next(updates)
+    assert texts(session, conversation) == ["hello", first.text]
+    second = next(updates)
+    assert texts(session, conversation)[1] == second.text != first.text
+
+
+def test_closing_the_page_keeps_what_was_said(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences())
+    shown = next(updates).text
+    updates.close()  # type: ignore[attr-defined]
+    assert texts(session, conversation) == ["hello", shown]
+    assert ask(session)[1].text
+
+
+def test_stop_ends_the_answer_and_keeps_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    next(updates)
+    session.stop(ME, conversation)
+    last = run(updates)
+    assert last.finish == "cancelled" and 0 < last.metrics.tokens < 10
+    assert texts(session, conversation)[1] == last.text
+
+
+def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    session.stop(ME, conversation)
+    assert run(session.answer(ME, conversation, preferences())).finish == "cancelled"
+    assert texts(session, conversation) == ["hello"]
+    session.drop_answer(ME, conversation)
+    assert run(session.answer(ME, conversation, preferences())).text
+
+
+def test_regenerating_replaces_the_answer(session: Session) -> None:
+    conversation, first = ask(session)
+    session.drop_answer(ME, conversation)
+    again = run(session.answer(ME, conversation, preferences()))
+    assert again.text == first.text, "the same seed gives the same answer"
+    assert len(texts(session, conversation)) == 2
+    session.drop_answer(ME, conversation)
+    assert run(session.answer(ME, conversation, preferences(seed=9))).text != first.text
+    with pytest.raises(PromptError, match="no message"):
+        session.drop_answer(ME, session.conversations(ME).create().id)
+
+
+def test_editing_replaces_what_followed(session: Session) -> None:
+    conversation, _ = ask(session)
+    session.say(ME, conversation, "more")
+    run(session.answer(ME, conversation, preferences()))
+    session.edit(ME, conversation, 0, "something else")
+    assert texts(session, conversation) == ["something else"]
+    with pytest.raises(PromptError):
+        session.edit(ME, conversation, 0, " ")
+    assert texts(session, conversation) == ["something else"]
+
+
+def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
+    wanted = replace(preferences(), fresh_seed=True)
+    seeds = set()
+    for _ in range(3):
+        conversation = session.say(ME, None, "hello")
+        seeds.add(run(session.answer(ME, conversation, wanted)).seed)
+    assert len(seeds) == 3 and 3 not in seeds
+
+
+def test_every_method_gives_the_same_text(session: Session) -> None:
+    _, plain = ask(session, method="plain")
+    for method in METHODS:
+        assert ask(session, method=method)[1].text == plain.text
+
+
+def test_owners_cannot_reach_each_other(session: Session) -> None:
+    conversation, _ = ask(session)
+    other = session.owner("guest", "another-browser")
+    assert other != session.owner("guest", "one-browser") != ME
+    assert session.conversations(other).list() == []
+    for reach in (
+        lambda: session.say(other, conversation, "hi"),
+        lambda: session.edit(other, conversation, 0, "hi"),
+        lambda: session.drop_answer(other, conversation),
+        lambda: session.delete(other, conversation),
+        lambda: run(session.answer(other, conversation, preferences())),
+        lambda: session.wipe_context(other, conversation),
+    ):
+        with pytest.raises(StorageError):
+            reach()
+    with pytest.raises(PromptError):
+        run(session.prove(other, conversation))  # type: ignore[arg-type]
+    assert session.model_tier(other).table == {}
+    assert Traces(session.database, other).history() == []
+    assert len(texts(session, conversation)) == 2
+
+
+def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
+    session: Session, db: Database, toy: ToyBackend
+) -> None:
+    conversation, _ = ask(session)
+    logged = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
+    later = Session(ToyBackend(), db)
+    assert later.room(ME, conversation).databases.context.log == logged != []
+    later.drop_answer(ME, conversation)
+    again = run(later.answer(ME, conversation, preferences("context")))
+    assert again.metrics.accepted.get("context", 0) > 0
+    grown = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
+    assert grown[: len(logged)] == logged
+    assert len(grown) - len(logged) < len(logged) + again.metrics.tokens
+
+
+def test_the_model_tier_learns_and_is_there_after_a_restart(
+    session: Session, db: Database, toy: ToyBackend
+) -> None:
+    ask(session)
+    stored = {g.tokens for g in ModelNgrams(db, ME, toy.info.fingerprint).load()}
+    assert stored == set(session.model_tier(ME).table) != set()
+    later = Session(ToyBackend(), db)
+    _, update = ask(later, "hello there", "model")
+    assert update.metrics.accepted.get("model", 0) > 0
+    later.wipe_model(ME)
+    assert later.model_tier(ME).table == {}
+    assert ModelNgrams(db, ME, toy.info.fingerprint).rows() == 0
+
+
+def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.session.MODEL_GRAMS", 5)
+    ask(session)
+    assert len(session.model_tier(ME).table) == 5 < MODEL_GRAMS
+
+
+def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Database) -> None:
+    conversation, _ = ask(session)
+    session.delete(ME, conversation)
+    assert session.conversations(ME).list() == []
+    assert session.rooms.find(ME, conversation) is None
+    assert db.execute_read("SELECT count(*) FROM contexts")[0][0] == 0
+    assert db.execute_read("SELECT count(*) FROM steps")[0][0] == 0
+
+
+class Broken(ContextDrafter):
+    """A source of drafts that proposes what no vocabulary holds, then fails."""
+
+    calls = 0
+
+    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
+        self.calls += 1
+        if self.calls > 5:
+            raise ValueError("damaged")
+        return [Candidate((10**6,), 1.0, 1), Candidate((-1,), 1.0, 1), Candidate((7,), 0.9, 1)]
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        raise OSError("disk gone") if self.calls > 3 else RuntimeWarning
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        raise OSError("disk gone")
+
+
+def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session) -> None:
+    _, plain = ask(session, method="plain")
+    conversation = session.say(ME, None, "hello there")
+    session.room(ME, conversation).databases.context = Broken()
+    update = run(session.answer(ME, conversation, preferences("context")))
+    assert update.text == plain.text
+    (notice,) = session.take_notices(ME)
+    assert "context tier failed" in notice and "not affected" in notice
+    assert session.take_notices(ME) == []
+
+
+def test_a_store_that_fails_costs_memory_not_the_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("The disk is full: free some space and try again.")
+
+    for place in (ContextStore, ModelNgrams, Traces):
+        for name in ("append", "learn", "save"):
+            if hasattr(place, name):
+                monkeypatch.setattr(place, name, full)
+    conversation, update = ask(session)
+    assert update.text and texts(session, conversation)[1] == update.text
+    assert session.take_notices(ME) == ["The disk is full: free some space and try again."]
+
+
+def test_proving_reruns_plainly_with_the_same_seed(session: Session) -> None:
+    conversation, update = ask(session)
+    *_, proof = session.prove(ME, conversation)
+    assert proof.verdict is not None and proof.verdict.identical
+    assert proof.tokens == update.metrics.tokens and proof.speedup and proof.speedup > 0
+    assert proof.plain is not None and proof.plain.metrics.mean_acceptance_length == 1
+    assert len(texts(session, conversation)) == 2
+
+
+def test_a_stopped_answer_can_be_proved_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences(tokens=500))
+    next(updates)
+    session.stop(ME, conversation)
+    update = run(updates)
+    *_, proof = session.prove(ME, conversation)
+    assert proof.verdict is not None and proof.verdict.identical
+    assert proof.verdict.tokens == update.metrics.tokens
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "plain"])
+def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method: str) -> None:
+    ask(session)
+    before = dict(session.model_tier(ME).table)
+    chosen = replace(preferences(), method=method)
+    *_, last = session.compare(ME, "hello there", "", chosen, 3)
+    assert len(last.pairs) == 3 == len(last.speedups)
+    answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
+    assert len(answers) == 1
+    drafted = [timed.metrics.accepted for _, timed in last.pairs]
+    assert drafted[0] == drafted[1] == drafted[2], "no repeat may draft an earlier one's answer"
+    assert session.model_tier(ME).table == before
+    assert len(session.conversations(ME).list()) == 1
+    kinds = [r.kind for r in Traces(session.database, ME).history()]
+    assert kinds.count("compare") == 6
+
+
+def test_a_comparison_can_be_stopped(session: Session) -> None:
+    progress = session.compare(ME, "hello", "", preferences(), 5)
+    next(progress)
+    session.stop(ME, "")
+    *_, last = progress
+    assert last.cancelled and len(last.pairs) < 5
+
+
+def test_plain_speed_is_measured(session: Session) -> None:
+    assert session.measure() == session.plain_tokens_per_second > 0
+
+
+def test_unknown_settings_are_refused(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    with pytest.raises(SettingError, match="no method"):
+        run(session.answer(ME, conversation, preferences("magic")))
+
+
+def test_preferences_survive_storage() -> None:
+    chosen = replace(preferences("hd-published"), fresh_seed=True)
+    assert Preferences.from_mapping(chosen.mapping()) == chosen
+    assert Preferences.from_mapping({}) == Preferences()
+    with pytest.raises(SettingError):
+        Preferences.from_mapping({"generation": {"max_tokens": -1}})
+    with pytest.raises(SettingError):
+        Preferences.from_mapping({"drafting": {"policy": "magic"}})
