@@ -28,11 +28,12 @@ class ModelThread:
     def stream(self, items: Generator[T, None, None]) -> Iterator[T]:
         """The items of a generator, each made on the model's thread.
 
-        The model stays taken until the end; closing this iterator closes the generator too.
+        The model stays taken until the end. Closing this iterator has the generator closed before
+        the model does anything else; nobody waits for that, as it may happen in any thread.
         """
         with self.turn:
             try:
                 while (item := self.pool.submit(next, items, END).result()) is not END:
                     yield item  # type: ignore[misc]
             finally:
-                self.pool.submit(items.close).result()
+                self.pool.submit(items.close)

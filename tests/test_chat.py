@@ -53,33 +53,25 @@ def user(text: str) -> Message:
     return Message("user", text)
 
 
-def second_turn(chat: Chat, seed: int, most: int = 30) -> tuple[Prefill, list[int], str, int]:
-    """Two turns; the second prefill, the first turn's tokens, its end, the new words' tokens."""
-    messages = [user("tell me the ab")]
-    _, text, _, finish = say(chat, messages, seed, most=most)
-    known = list(chat.tokens)
-    messages += [Message("assistant", text), user("the next thing")]
-    prefill, *_ = say(chat, messages, seed + 1)
-    new = chat.backend.tokenize(
-        ("" if finish == "eos" else "<|end|>") + "<|user|>the next thing<|end|><|assistant|>"
-    )
-    return prefill, known, str(finish), len(new)
-
-
 @pytest.mark.parametrize("backend", [ToyBackend, Merging])
 def test_a_second_turn_prefills_only_its_new_words(backend: type[ToyBackend]) -> None:
     """Also when the first answer ended at its length, in the middle of a word or of a character."""
-    ends = set()
+    ends: list[str | None] = []
     for seed in range(60):
-        prefill, known, finish, new = second_turn(Chat(backend()), seed)
-        ends.add(finish)
-        last = chr(known[-1]) if known[-1] < 128 else ""
-        if finish == "length" and last.isspace():
-            continue  # the template trims the answer, so its last token is another one
-        assert prefill.tokens == len(known) + new
+        chat, messages = Chat(backend()), [user("tell me the ab")]
+        _, text, _, finish = say(chat, messages, seed)
+        if text != text.strip():
+            continue  # the template trims answers, so their tokens are others
+        known = list(chat.tokens)
+        messages += [Message("assistant", text), user("the next thing")]
+        prefill, *_ = say(chat, messages, seed + 1)
+        new = "<|user|>the next thing<|end|><|assistant|>"
+        new = new if finish == "eos" else f"<|end|>{new}"
+        ends.append(finish)
+        assert prefill.tokens == len(known) + len(chat.backend.tokenize(new))
         # The last token of a run is emitted but never in the cache.
         assert prefill.reused == len(known) - 1
-    assert ends == {"eos", "length"}
+    assert ends.count("eos") > 5 < ends.count("length")
 
 
 def test_a_long_history_does_not_make_the_next_turn_dearer() -> None:

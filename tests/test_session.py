@@ -130,6 +130,7 @@ def test_closing_the_page_keeps_what_was_said(
     updates = session.answer(ME, conversation, preferences())
     shown = next(updates).text
     updates.close()  # type: ignore[attr-defined]
+    session.model.run(lambda: None)
     assert texts(session, conversation) == ["hello", shown]
     assert ask(session)[1].text
 
