@@ -16,8 +16,8 @@ from engine.errors import StrataError
 
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """An event that shows no spinner."""
-AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}
-"""An event that does not wait for anything."""
+AT_ONCE: dict[str, Any] = {**QUIET, "concurrency_limit": None}
+"""An event that waits for no other. (Without any queue it could not show notices.)"""
 ON_MODEL: dict[str, Any] = {**QUIET, "concurrency_id": "model", "concurrency_limit": 1}
 """An event that runs the model: one at a time."""
 

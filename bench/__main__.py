@@ -15,7 +15,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module in COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=module.__doc__.splitlines()[0]))
+        about = (module.__doc__ or "").split("\n", 1)[0]
+        module.add_arguments(commands.add_parser(name, help=about))
     options = parser.parse_args(arguments)
     try:
         COMMANDS[options.command].run(options)

@@ -98,8 +98,8 @@ def draft(
     Hierarchical access asks tier after tier and stops as soon as the tree is full; merged access
     asks all of them and takes the likeliest candidates of their mixture.
     """
-    tree, look_ups = Tree(tokens[-1]), {}
-    mixture = Mixture()
+    tree, mixture = Tree(tokens[-1]), Mixture()
+    look_ups: dict[str, float] = {}
     if depth < 1:
         return tree, look_ups
     for drafter in drafters:

@@ -53,12 +53,12 @@ class Continuation(NamedTuple):
 
 
 class Followers(NamedTuple):
-    """What followed a key: how often the key occurred, and the paths behind it, likeliest first.
+    """What followed a key that occurred `total` times: paths, likeliest first.
 
     Every prefix of a path is listed before it.
     """
 
-    count: float
+    total: float
     paths: tuple[Continuation, ...]
 
 

@@ -115,9 +115,8 @@ class Grams:
             shorter = self.count_of(self.packed(size + 1, 1, size), size - 1)
             expected = self.counts[size][owner] * longer / shorter
         real = (self.tokens[size][self.starts[size + 1]] != PAD) & (counts >= FEWEST)
-        return np.bincount(
-            owner, np.maximum(counts - expected, 0) * real, minlength=len(self.starts[size])
-        )
+        gained = np.maximum(counts - expected, 0.0) * real
+        return np.bincount(owner, gained, len(self.starts[size])).astype(np.float64)
 
     def trees(self, size: int, wide: bool) -> Trees:
         """The trees of all keys of `size` tokens that are worth anything."""
@@ -133,7 +132,8 @@ class Grams:
             parts.append((owner[keep], above[keep], share[keep], token[keep]))
             above = np.where(keep, made + np.cumsum(keep) - 1, -2)
             made += int(keep.sum())
-        owners, nodes = ranked(*(np.concatenate(part) for part in zip(*parts, strict=True)), wide)
+        columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        owners, nodes = ranked(columns[0], columns[1], columns[2], columns[3], wide)
         return Trees(self.packed(size, 0, size), totals, gains, owners, nodes)
 
 

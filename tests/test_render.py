@@ -45,7 +45,8 @@ def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
     from app.tabs.databases import card
 
     differs = Proof(3, Verdict(False, 2, 3, text, text))
-    for markup in (proof_line(differs), card("model", text, [(text, text)]), panel(None, ended=text)):
+    quoting = (proof_line(differs), card("model", text, [(text, text)]), panel(None, ended=text))
+    for markup in quoting:
         assert "<img" not in markup and "<script" not in markup and "</span></div><" not in markup
 
 
@@ -86,7 +87,7 @@ def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:
 
 def test_the_panel_tells_the_figures() -> None:
     tokens = (Token(1, 0, "context", 2), Token(2, 1, TARGET))
-    step = Step(0, tokens, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001, 0.0)
+    step = Step(0, tokens, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001)
     markup = panel(summarise(None, [step, step]), [step, step], plain=100.0, ended="done")
     assert "2.00" in markup and "50 %" in markup and "2 / 8" in markup and "25 %" in markup
     assert "1.67×" in markup and "vs plain, measured at start: 100 tok/s" in markup

@@ -52,7 +52,7 @@ def load_transformers(
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=kind, use_safetensors=True, trust_remote_code=False
         )
         model = model.eval().requires_grad_(False).to(where)

@@ -31,8 +31,8 @@ def toy_logits(suffix: tuple[int, ...]) -> Floats:
     stream = np.random.Generator(np.random.Philox(key=state))
     logits = stream.standard_normal(VOCABULARY, dtype=np.float32)
     letters = stream.integers(97, 123, size=3)
-    logits[letters] += np.float32([9.0, 6.0, 5.0])
-    logits[[END, 32]] += np.float32([1.5, 4.0])
+    logits[letters] += np.array([9.0, 6.0, 5.0], dtype=np.float32)
+    logits[[END, 32]] += np.array([1.5, 4.0], dtype=np.float32)
     logits[[USER, ASSISTANT, SYSTEM]] = -20.0
     return logits
 

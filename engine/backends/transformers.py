@@ -26,17 +26,18 @@ PREFILL_CHUNK = 512
 MAX_NODES = 128
 
 
-class TreeLayer(CacheLayerMixin):
+class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values, shape (1, heads, capacity, head size), written in place."""
 
     def __init__(self, cache: "TreeCache") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.cache = cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        for name, states in (("keys", key_states), ("values", value_states)):
-            shape = (*states.shape[:2], self.cache.capacity, states.shape[3])
-            setattr(self, name, torch.zeros(shape, dtype=states.dtype, device=states.device))
+        self.keys, self.values = (
+            states.new_zeros((*states.shape[:2], self.cache.capacity, states.shape[3]))
+            for states in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(
@@ -49,6 +50,13 @@ class TreeLayer(CacheLayerMixin):
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def move(self, source: torch.Tensor, start: int) -> None:
+        """Copy the rows `source` to where `start` begins."""
+        if self.keys is not None and self.values is not None:
+            source = source.to(self.keys.device)
+            self.keys[:, :, start : start + len(source)] = self.keys[:, :, source]
+            self.values[:, :, start : start + len(source)] = self.values[:, :, source]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.length + query_length, 0
@@ -66,17 +74,15 @@ class TreeCache(Cache):
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
         self.length = 0
-        super().__init__(layers=[TreeLayer(self) for _ in range(layers)])
+        self.tree_layers = [TreeLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.tree_layers))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Move the given rows of the last tree, in order, to the end of the decided ones."""
         if any(row != i for i, row in enumerate(rows)):
             source = torch.tensor(rows) + self.length
-            end = self.length + len(rows)
-            for layer in self.layers:
-                source = source.to(layer.keys.device)
-                layer.keys[:, :, self.length : end] = layer.keys[:, :, source]
-                layer.values[:, :, self.length : end] = layer.values[:, :, source]
+            for layer in self.tree_layers:
+                layer.move(source, self.length)
         self.length += len(rows)
 
 
@@ -215,7 +221,8 @@ class TransformersBackend:
         output = self.model(
             **inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=logits
         )
-        return output.logits[0]
+        logits_of_rows: torch.Tensor = output.logits[0]
+        return logits_of_rows
 
     def mask(
         self, start: int, depths: NDArray[np.int_], visible: NDArray[np.bool_]

@@ -32,8 +32,8 @@ class ContextDrafter:
         self.places: dict[tuple[int, ...], list[int]] = {}
         self.seen: list[int] = []
         self.save = save
-        self.unsaved = 0
         self.extend(log)
+        self.unsaved = len(self.log)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the log and remember where each of their suffixes ends."""
@@ -99,6 +99,8 @@ class ContextDrafter:
         here = len(log)
         lengths: dict[int, int] = {}
         for size in KEYS:
+            if size > here:
+                continue
             for end in reversed(self.places.get(tuple(log[here - size :]), ())):
                 if end == here or end in lengths:
                     continue

@@ -61,12 +61,13 @@ class ModelDrafter:
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Count every distinct n-gram of the answer once."""
         grams = grams_of(tokens, new)
+        if not grams:
+            return
         self.answers += 1
         for tokens_ in grams:
             old = self.table.get(tokens_)
             self.insert(Gram(tokens_, old.documents + 1 if old else 1, self.answers))
-        if grams:
-            self.learned(grams)
+        self.learned(grams)
 
     def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
         """Continuations under the longest key that is known, then under shorter ones."""

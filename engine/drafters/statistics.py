@@ -36,7 +36,7 @@ class StatisticsDrafter:
             found = self.table.look_up(tokens[-size:]) if size <= len(tokens) else None
             if found is None:
                 continue
-            trust = found.count / (found.count + DOUBT[size - 1])
+            trust = found.total / (found.total + DOUBT[size - 1])
             said, least = left * trust, votes.threshold / 2
             for path, share in found.paths:
                 if said * share < least:
