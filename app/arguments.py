@@ -45,8 +45,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         description="Strata: a chat app that shows, token by token, why its model answers faster.",
     )
     add = parser.add_argument
-    add("--model", default=str(EMBEDDED), metavar="PATH|ID",
-        help="a folder or a Hugging Face id (default: the demonstration model that comes along)")
+    add(
+        "--model",
+        default=str(EMBEDDED),
+        metavar="PATH|ID",
+        help="a folder or a Hugging Face id (default: the demonstration model that comes along)",
+    )
     add("--data-dir", type=Path, metavar="DIR", help="where conversations and databases are kept")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port_number, help=f"default: the first free one from {FIRST_PORT}; 0: any")

@@ -198,7 +198,7 @@ def history(runs: Sequence[Run]) -> go.Figure:
     figure.add_scatter(
         x=[i for i, value in base if value],
         y=[round(value, 3) for _, value in base if value],
-        name="plain, measured at start",
+        name="plain, as last measured",
         mode="lines",
         line={"color": PLAIN, "dash": "dot", "width": 1.5},
     )

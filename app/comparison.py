@@ -75,6 +75,18 @@ class Progress:
         return median(self.speedups) if self.speedups else None
 
 
+@dataclass(frozen=True, slots=True)
+class PlainSpeed:
+    """Plain decoding speed, and when it was measured: other programs and the browser slow it too,
+    so a recent figure says more than an old one."""
+
+    tokens_per_second: float
+    when: str
+
+
+UNMEASURED = PlainSpeed(0.0, "")
+
+
 class Pace:
     """Says when the next update of the interface is due."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from app.comparison import UNMEASURED, PlainSpeed
 from app.palette import INKS, STAGES, ink
 from engine.metrics import Metrics
 from engine.types import TIERS, Step
@@ -12,7 +13,10 @@ TALLEST = 12
 
 
 def panel(
-    figures: Metrics | None, steps: Sequence[Step] = (), plain: float = 0.0, ended: str = ""
+    figures: Metrics | None,
+    steps: Sequence[Step] = (),
+    plain: PlainSpeed = UNMEASURED,
+    ended: str = "",
 ) -> str:
     """The whole panel; dashes where there is nothing to tell yet."""
     return (
@@ -31,15 +35,14 @@ def section(title: str, body: str) -> str:
     return f"<section><h4>{escape(title)}</h4>{body}</section>"
 
 
-def headline(figures: Metrics | None, plain: float) -> str:
+def headline(figures: Metrics | None, plain: PlainSpeed) -> str:
     """The four figures that matter most."""
     speed = figures.tokens_per_second if figures else 0.0
-    against = (
-        f"vs plain, measured at start: {plain:,.0f} tok/s" if plain else "plain speed not measured"
-    )
+    base = plain.tokens_per_second
+    against = f"vs plain, measured {plain.when}: {base:,.0f} tok/s" if base else "not measured"
     cells = [
         ("Speed", f"{speed:,.0f}" if speed else "–", "tokens per second", ""),
-        ("Speedup", f"{speed / plain:.2f}×" if speed and plain else "–", against, " lead"),
+        ("Speedup", f"{speed / base:.2f}×" if speed and base else "–", against, " lead"),
         (
             "Acceptance",
             f"{figures.mean_acceptance_length:.2f}" if figures and figures.forwards else "–",
@@ -53,10 +56,15 @@ def headline(figures: Metrics | None, plain: float) -> str:
             "",
         ),
     ]
-    return '<div class="figures">' + "".join(
-        f'<div class="figure{kind}"><span>{title}</span><b>{value}</b><small>{note}</small></div>'
-        for title, value, note, kind in cells
-    ) + "</div>"
+    return (
+        '<div class="figures">'
+        + "".join(
+            f'<div class="figure{kind}"><span>{title}</span><b>{value}</b>'
+            f"<small>{note}</small></div>"
+            for title, value, note, kind in cells
+        )
+        + "</div>"
+    )
 
 
 def milliseconds(seconds: float) -> str:
@@ -71,12 +79,16 @@ def stacked(parts: Sequence[tuple[str, float, str]]) -> str:
     whole = sum(weight for _, weight, _ in parts)
     if not whole:
         return '<div class="bar empty"></div>'
-    return '<div class="bar">' + "".join(
-        f'<i style="width:{100 * weight / whole:.2f}%;background:{colour}" '
-        f'title="{escape(title)}"></i>'
-        for colour, weight, title in parts
-        if weight
-    ) + "</div>"
+    return (
+        '<div class="bar">'
+        + "".join(
+            f'<i style="width:{100 * weight / whole:.2f}%;background:{colour}" '
+            f'title="{escape(title)}"></i>'
+            for colour, weight, title in parts
+            if weight
+        )
+        + "</div>"
+    )
 
 
 def share_bar(figures: Metrics | None) -> str:

@@ -42,9 +42,7 @@ def growing(pieces: Sequence[Piece], start: int) -> dict[str, Any]:
     return {"growing": {"from": start, "tokens": [row(piece) for piece in pieces[start:]]}}
 
 
-def bubbles(
-    messages: Sequence[StoredMessage], growing: str | None = None
-) -> list[dict[str, Any]]:
+def bubbles(messages: Sequence[StoredMessage], growing: str | None = None) -> list[dict[str, Any]]:
     """A conversation for the Markdown view."""
     shown = [{"role": m.role, "content": m.content} for m in messages]
     if growing is not None:

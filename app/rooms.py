@@ -18,9 +18,7 @@ from engine.types import Candidate
 class Guarded:
     """A drafter whose faults cost speed only."""
 
-    def __init__(
-        self, drafter: Drafter, vocabulary: int, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, drafter: Drafter, vocabulary: int, report: Callable[[str], None]) -> None:
         self.drafter, self.vocabulary, self.report = drafter, vocabulary, report
         self.name = drafter.name
         self.silent = False

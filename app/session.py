@@ -8,11 +8,14 @@ that fails costs memory, never the answer: it becomes a notice.
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import TypeVar
 
 from app.comparison import (
+    UNMEASURED,
     UPDATE_SECONDS,
     Pace,
+    PlainSpeed,
     Progress,
     Timed,
     Verdict,
@@ -78,7 +81,7 @@ class Session:
         self.tiers: dict[str, ModelDrafter] = {}
         self.stops: dict[tuple[str, str], threading.Event] = {}
         self.notices: dict[str, list[str]] = {}
-        self.plain_tokens_per_second = 0.0
+        self.plain = UNMEASURED
         self.answering: set[tuple[str, str]] = set()
         self.viewing: dict[str, str | None] = {}
         self.views: dict[str, str] = {}
@@ -298,10 +301,9 @@ class Session:
     def measure(self) -> float:
         """Plain tokens per second of the loaded model, measured now with a short run."""
         text = self.backend.render([Message("user", "Tell a story.")])
-        self.plain_tokens_per_second = self.model.run(
-            lambda: plain_speed(self.backend, self.backend.tokenize(text))
-        )
-        return self.plain_tokens_per_second
+        speed = self.model.run(lambda: plain_speed(self.backend, self.backend.tokenize(text)))
+        self.plain = PlainSpeed(speed, "at start")
+        return speed
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof]:
         """Decode the last answer again without drafts, from the same prompt and seed."""
@@ -321,10 +323,9 @@ class Session:
         if flag.is_set():
             raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
         verdict_ = verdict(self.backend.detokenize, timed, answered.run)
+        self.plain = PlainSpeed(timed.metrics.tokens_per_second, "by the last proof")
         fast, slow = answered.run.metrics.decode_seconds, timed.metrics.decode_seconds
-        yield Proof(
-            len(timed.tokens), verdict_, slow / fast if fast else None, timed, answered.run
-        )
+        yield Proof(len(timed.tokens), verdict_, slow / fast if fast else None, timed, answered.run)
 
     def compare(
         self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
@@ -344,6 +345,9 @@ class Session:
         progress = None
         for progress in self.model.stream(pairs):
             yield progress
+        if progress and progress.pairs:
+            speeds = [plain.metrics.tokens_per_second for plain, _ in progress.pairs]
+            self.plain = PlainSpeed(median(speeds), "in the last comparison")
         for pair in progress.pairs if progress else ():
             for timed in pair:
                 self.save(owner, None, timed, generation, METHODS[timed.method], "compare")
@@ -376,7 +380,7 @@ class Session:
                 forwards=figures.forwards,
                 finish=timed.steps[-1].finish if timed.steps else None,
                 steps=timed.steps,
-                baseline_tokens_per_second=self.plain_tokens_per_second or None,
+                baseline_tokens_per_second=self.plain.tokens_per_second or None,
                 kind=kind,
             )
             return stored.id

@@ -83,8 +83,8 @@ def header(session: Session, notices: Sequence[str], demonstration: bool) -> str
     info = session.backend.info
     facts = [f"{info.parameters / 1e6:,.1f} M parameters"] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
-    if session.plain_tokens_per_second:
-        facts.append(f"plain {session.plain_tokens_per_second:,.0f} tok/s")
+    if session.plain.tokens_per_second:
+        facts.append(f"plain {session.plain.tokens_per_second:,.0f} tok/s")
     logo = (ASSETS / "logo.svg").read_text(encoding="utf-8")
     notes = [info.note] if info.note else []
     if demonstration:
@@ -100,17 +100,13 @@ def header(session: Session, notices: Sequence[str], demonstration: bool) -> str
     )
 
 
-def build(
-    session: Session, notices: Sequence[str] = (), demonstration: bool = False
-) -> gr.Blocks:
+def build(session: Session, notices: Sequence[str] = (), demonstration: bool = False) -> gr.Blocks:
     """All tabs, wired. Guests get no databases tab, so its events do not exist for them."""
     blocks = gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False)
     with blocks:
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
-        gr.HTML(
-            header(session, notices, demonstration), elem_id="header", apply_default_css=False
-        )
+        gr.HTML(header(session, notices, demonstration), elem_id="header", apply_default_css=False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
@@ -125,29 +121,40 @@ def build(
                     tiers = databases.build(tab)
             with gr.Tab("Settings"):
                 controls = settings.build(session)
-        refresh, open_, screen = conversations.wire(
-            session, shelf, talk, controls, current, memory
-        )
+        refresh, open_, screen = conversations.wire(session, shelf, talk, controls, current, memory)
         chat.wire(session, talk, controls, current, memory, refresh)
         compare.wire(session, pair, controls, memory)
         diagnostics.wire(session, runs, memory)
         settings.wire(session, controls, current, memory)
         if not session.guests:
             databases.wire(session, tiers, current, memory)
-
-        def arrive(memory: dict[str, Any] | None) -> tuple[dict[str, Any], str | None]:
-            remembered = dict(memory or {})
-            remembered.setdefault("browser", secrets.token_urlsafe(18))
-            return remembered, remembered.get("conversation")
-
-        def leave(request: gr.Request) -> None:
-            session.viewing.pop(request.session_hash or "", None)
-            session.views.pop(request.session_hash or "", None)
-
-        blocks.load(arrive, memory, [memory, current], **AT_ONCE).then(
-            *refresh, **AT_ONCE
-        ).then(open_, [shelf.list, memory], screen, **AT_ONCE)
-        blocks.unload(leave)
+        opening = (open_, [shelf.list, memory], screen)
+        wire_page(session, blocks, memory, current, refresh, opening)
         blocks.load(None, js=RESTORE_THEME, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
     return blocks
+
+
+def wire_page(
+    session: Session,
+    blocks: gr.Blocks,
+    memory: gr.BrowserState,
+    current: gr.State,
+    refresh: tuple[Any, ...],
+    open_: tuple[Any, ...],
+) -> None:
+    """A page that opens shows what its browser had open; one that closes is forgotten."""
+
+    def arrive(memory: dict[str, Any] | None) -> tuple[dict[str, Any], str | None]:
+        remembered = dict(memory or {})
+        remembered.setdefault("browser", secrets.token_urlsafe(18))
+        return remembered, remembered.get("conversation")
+
+    def leave(request: gr.Request) -> None:
+        session.viewing.pop(request.session_hash or "", None)
+        session.views.pop(request.session_hash or "", None)
+
+    blocks.load(arrive, memory, [memory, current], **AT_ONCE).then(*refresh, **AT_ONCE).then(
+        *open_, **AT_ONCE
+    )
+    blocks.unload(leave)

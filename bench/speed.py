@@ -224,9 +224,7 @@ def speed(results: Sequence[Result], decode_only: bool = False) -> float:
     return sum(len(result.tokens) for result in results) / sum(times)
 
 
-def summary(
-    name: str, results: dict[str, list[Result]], temperature: float
-) -> dict[str, Any]:
+def summary(name: str, results: dict[str, list[Result]], temperature: float) -> dict[str, Any]:
     """One method's figures against the faster of plain and generate()."""
     own = results[name]
     bases = [base for base in ("plain", GENERATE) if base in results] or [name]
@@ -272,8 +270,7 @@ def categories(results: dict[str, list[Result]]) -> Iterator[tuple[str, dict[str
     first = next(iter(results.values()))
     for category in dict.fromkeys(result.category for result in first):
         speeds = {
-            name: speed([r for r in own if r.category == category])
-            for name, own in results.items()
+            name: speed([r for r in own if r.category == category]) for name, own in results.items()
         }
         bases = [speeds[name] for name in ("plain", GENERATE) if name in speeds]
         base = max(bases or list(speeds.values()))

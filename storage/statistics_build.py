@@ -9,6 +9,7 @@ predicted. Nothing appears under the final name before it is complete.
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Trees:
     gains: NDArray[np.float64]
     owners: Ints
     nodes: NDArray[np.void]
+
 
 def sorted_windows(documents: Sequence[NDArray[np.uint32]]) -> tuple[list[Words], Ints]:
     """Every window of the documents, padded at their ends: three sorted words and run counts."""
@@ -233,7 +235,8 @@ def build(
             "Choose a folder that can be written to and has room."
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
     return meta
 
 

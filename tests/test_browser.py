@@ -206,6 +206,7 @@ def test_conversations_are_made_renamed_and_deleted_after_asking(page: Page) -> 
     set_number(page, "Max tokens", 20)
     send(page, "A conversation to delete")
     finished(page)
+    expect(page.locator("#conversations label.selected")).to_have_text("A conversation to delete")
     before = page.locator("#conversations label").count()
     page.click("#new")
     expect(page.locator("#empty")).to_be_visible()
@@ -314,7 +315,11 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
 def run_to_its_end(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "app.py", "--no-browser", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     return done.returncode, done.stderr
 

@@ -45,7 +45,10 @@ def test_accepted_lengths() -> None:
 def test_share_by_tier() -> None:
     (bars,) = charts.share_by_tier(STEPS).data
     assert dict(zip(bars.x, bars.y, strict=True)) == {
-        "Context": 33.33, "Model": 16.67, "Statistics": 0.0, "Target": 50.0,
+        "Context": 33.33,
+        "Model": 16.67,
+        "Statistics": 0.0,
+        "Target": 50.0,
     }
     assert list(bars.marker.color) == [look.colour for look in INKS.values()]
 
@@ -76,9 +79,19 @@ def test_history(db: Database) -> None:
     store = Traces(db, "local")
     for method, speed in (("hd", 90), ("plain", 50)):
         store.save(
-            conversation_id=None, model="toy", fingerprint="toy", method=method, settings={},
-            prompt_tokens=1, emitted_tokens=speed, reused_tokens=0, ttft_seconds=0.1,
-            decode_seconds=1.0, forwards=10, finish="eos", steps=STEPS,
+            conversation_id=None,
+            model="toy",
+            fingerprint="toy",
+            method=method,
+            settings={},
+            prompt_tokens=1,
+            emitted_tokens=speed,
+            reused_tokens=0,
+            ttft_seconds=0.1,
+            decode_seconds=1.0,
+            forwards=10,
+            finish="eos",
+            steps=STEPS,
             baseline_tokens_per_second=48.0,
         )
     accelerated, plain, base = charts.history(store.history()).data
@@ -94,8 +107,13 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        charts.tokens_over_time, charts.accepted_lengths, charts.share_by_tier,
-        charts.rate_by_depth, charts.tier_rates, charts.speedups, charts.history,
+        charts.tokens_over_time,
+        charts.accepted_lengths,
+        charts.share_by_tier,
+        charts.rate_by_depth,
+        charts.tier_rates,
+        charts.speedups,
+        charts.history,
     ],
 )
 def test_nothing_to_draw_is_no_error(draw) -> None:

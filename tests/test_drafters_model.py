@@ -21,9 +21,7 @@ def test_grams_are_the_windows_around_each_answer_token(
     tokens = [*prompt, *answer]
     grams = grams_of(tokens, len(answer))
     wanted = {
-        tuple(tokens[at - KEY : at + AHEAD])
-        for at in range(KEY, len(tokens))
-        if at >= len(prompt)
+        tuple(tokens[at - KEY : at + AHEAD]) for at in range(KEY, len(tokens)) if at >= len(prompt)
     }
     assert grams == wanted
     assert all(KEY < len(gram) <= SIZE for gram in grams)

@@ -267,9 +267,7 @@ def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
         backend, databases = ToyBackend(), warm_toy()
         left: Iterator[bool] = iter([False] * at + [True] * 999)
         drafters = databases.drafters(METHODS["hd"])
-        cut = events_of(
-            backend, PROMPT, wanted, drafters, Drafting(), lambda left=left: next(left)
-        )
+        cut = events_of(backend, PROMPT, wanted, drafters, Drafting(), lambda left=left: next(left))
         kept = [token.id for token in tokens_of(cut)]
         assert kept == ids[: len(kept)]
         if kept == ids:
@@ -331,7 +329,7 @@ def lenient_walk(tree: Tree, choose: Callable[[int], int]) -> tuple[list[int], l
     rows: list[int] = []
     emitted = [choose(0)]
     here = 0
-    while (child := next((r for r in range(len(tree) + 1) if tree.parents[r] == here), None)):
+    while child := next((r for r in range(len(tree) + 1) if tree.parents[r] == here), None):
         rows.append(child)
         emitted[-1] = tree.tokens[child]
         emitted.append(choose(child))

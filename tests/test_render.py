@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app import palette, render
-from app.comparison import Verdict
+from app.comparison import PlainSpeed, Verdict
 from app.panel import milliseconds, panel
 from app.session import Proof
 from engine.metrics import summarise
@@ -41,8 +41,8 @@ def test_text_travels_as_data_unchanged(db: Database, text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
-    from app.tabs.chat import proof_line
     from app.tabs.databases import card
+    from app.verdicts import proof_line
 
     differs = Proof(3, Verdict(False, 2, 3, text, text))
     quoting = (proof_line(differs), card("model", text, [(text, text)]), panel(None, ended=text))
@@ -52,7 +52,7 @@ def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
 
 def test_templates_are_fixed_text() -> None:
     """Gradio runs what stands in a template as code, so nothing of the kind may stand there."""
-    from app.tabs.chat import TEMPLATE, token_view
+    from app.token_view import TEMPLATE, token_view
 
     script = (ASSETS / "tokens.js").read_text()
     assert "${" not in TEMPLATE and "{{" not in TEMPLATE
@@ -88,7 +88,8 @@ def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:
 def test_the_panel_tells_the_figures() -> None:
     tokens = (Token(1, 0, "context", 2), Token(2, 1, TARGET))
     step = Step(0, tokens, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001)
-    markup = panel(summarise(None, [step, step]), [step, step], plain=100.0, ended="done")
+    steps, plain = [step, step], PlainSpeed(100.0, "at start")
+    markup = panel(summarise(None, steps), steps, plain, "done")
     assert "2.00" in markup and "50 %" in markup and "2 / 8" in markup and "25 %" in markup
     assert "1.67×" in markup and "vs plain, measured at start: 100 tok/s" in markup
     assert palette.INKS["context"].colour in markup and "done" in markup

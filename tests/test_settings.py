@@ -11,7 +11,10 @@ from engine.settings import POLICIES, Drafting, Generation, Sampling
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
 NUMBERS = [
-    (kind, item) for kind in (Sampling, Generation, Drafting) for item in fields(kind) if item.metadata
+    (kind, item)
+    for kind in (Sampling, Generation, Drafting)
+    for item in fields(kind)
+    if item.metadata
 ]
 IDS = [item.name for _, item in NUMBERS]
 
@@ -96,7 +99,9 @@ def test_known_policies_and_tiers_are_taken() -> None:
     assert Drafting().tiers == TIERS
 
 
-@pytest.mark.parametrize("tiers", [("contexts",), (MODEL, MODEL), "context", ("target",), (1,), None])
+@pytest.mark.parametrize(
+    "tiers", [("contexts",), (MODEL, MODEL), "context", ("target",), (1,), None]
+)
 def test_unusable_tiers_are_refused(tiers: Any) -> None:
     with pytest.raises(SettingError):
         Drafting(tiers=tiers)

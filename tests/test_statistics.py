@@ -49,7 +49,9 @@ def counted(texts: Sequence[Sequence[int]]) -> Counter[tuple[int, ...]]:
     return counts
 
 
-def reference(texts: Sequence[Sequence[int]]) -> dict[tuple[int, ...], dict[tuple[int, ...], float]]:
+def reference(
+    texts: Sequence[Sequence[int]],
+) -> dict[tuple[int, ...], dict[tuple[int, ...], float]]:
     """Every key's paths and shares, by dictionaries alone: all of them, before the node limit."""
     counts = counted(texts)
     table = {}
@@ -89,7 +91,9 @@ def assert_counted(table: StatisticsTable, texts: Sequence[Sequence[int]]) -> in
         assert found.total == pytest.approx(counts[key], rel=0.05)
         kept = dict(found.paths)
         assert len(found.paths) == len(kept) == min(NODES, len(paths))
-        assert all(share == pytest.approx(paths[path], abs=0.6 / 255) for path, share in kept.items())
+        assert all(
+            share == pytest.approx(paths[path], abs=0.6 / 255) for path, share in kept.items()
+        )
         assert sorted(kept.values(), reverse=True) == [share for _, share in found.paths]
         listed = [path for path, _ in found.paths]
         assert all(path[:-1] in [(), *listed[:i]] for i, path in enumerate(listed))
@@ -138,9 +142,7 @@ def test_a_text_without_repetition_makes_an_empty_file(tmp_path: Path) -> None:
 def test_documents_do_not_run_into_each_other(tmp_path: Path) -> None:
     table = made(tmp_path / "a.db", [[1, 2], [3, 4], [1, 2], [3, 4], [1, 2], [3, 4]])
     assert table.look_up((2,)) is None and table.look_up((2, 3)) is None
-    assert table.look_up((1,)) == Followers(
-        pytest.approx(3, rel=0.05), (Continuation((2,), 1.0),)
-    )
+    assert table.look_up((1,)) == Followers(pytest.approx(3, rel=0.05), (Continuation((2,), 1.0),))
 
 
 def test_wide_vocabularies(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_a_budget_keeps_the_keys_that_predict_most(tmp_path: Path) -> None:
     whole = made(tmp_path / "whole.db", texts)
     small = made(tmp_path / "small.db", texts, budget=3_000)
     kept, packed = set(keys_of(small)), set(keys_of(whole))
-    assert kept < packed and 0 < len(kept)
+    assert kept < packed and len(kept) > 0
     blobs = small.connection.execute("SELECT sum(length(tree) + 14) FROM grams").fetchone()[0]
     assert 2_000 < blobs <= 3_000
     assert all(small.read(key) == whole.read(key) for key in kept)

@@ -13,7 +13,9 @@ BYTES = ToyBackend().detokenize
 PIECES = ["a", "b", "ab", " ", "é", "日本", "😀", "👩‍👩‍👧‍👦", "<", "end>", "\x00", "\n", CUT]
 
 
-def stream(tokens: Sequence[int], stop: Sequence[str] = (), detokenize=BYTES) -> tuple[list[str], bool]:
+def stream(
+    tokens: Sequence[int], stop: Sequence[str] = (), detokenize=BYTES
+) -> tuple[list[str], bool]:
     text = TextStream(detokenize, stop)
     pieces = []
     for token in tokens:
@@ -48,7 +50,9 @@ def test_any_bytes_are_streamed_whole(data: bytes) -> None:
 @settings(deadline=None, derandomize=True, max_examples=500)
 @given(
     st.lists(st.sampled_from(PIECES), max_size=30).map("".join),
-    st.lists(st.sampled_from(["ab", "b<", "aa", "日", "本😀", "end>", "<end>", "abab", "\n\n", "👧"])),
+    st.lists(
+        st.sampled_from(["ab", "b<", "aa", "日", "本😀", "end>", "<end>", "abab", "\n\n", "👧"])
+    ),
 )
 def test_text_ends_before_the_first_stop_string(text: str, stop: list[str]) -> None:
     pieces, stopped = stream(list(text.encode()), stop)

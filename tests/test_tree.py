@@ -114,9 +114,7 @@ def test_lower_tiers_speak_for_what_higher_ones_left() -> None:
 
 
 def test_equal_paths_add_up_and_belong_to_the_first_tier() -> None:
-    tree = mixed(
-        1, [Candidate((1,), 0.4, 5), Candidate((2,), 0.3, 5)], [Candidate((2,), 0.9, 2)]
-    )
+    tree = mixed(1, [Candidate((1,), 0.4, 5), Candidate((2,), 0.3, 5)], [Candidate((2,), 0.9, 2)])
     # (2,) weighs 0.3 + 0.3 * 0.9 = 0.57.
     assert (tree.tokens[1], tree.sources[1], tree.match_lengths[1]) == (2, "0", 5)
 

@@ -12,8 +12,9 @@ from app.comparison import Pace, Progress, Timed, verdict
 from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, warn
 from app.panel import milliseconds
 from app.session import Session
-from app.tabs.chat import token_view
 from app.tabs.settings import Controls
+from app.token_view import token_view
+from app.verdicts import difference
 from app.writer import piece_of
 from engine.errors import StrataError
 from engine.methods import METHODS
@@ -43,7 +44,12 @@ def build(session: Session) -> Parts:
     """Question, verdict, both answers side by side, charts."""
     with gr.Row(elem_classes="ask"):
         prompt = gr.Textbox(
-            PROMPT, label="Prompt", lines=2, max_lines=8, scale=5, elem_id="compare-prompt",
+            PROMPT,
+            label="Prompt",
+            lines=2,
+            max_lines=8,
+            scale=5,
+            elem_id="compare-prompt",
             info="Sampling settings, seed and system prompt are those of the Settings tab.",
         )
         with gr.Column(scale=3, min_width=280):
@@ -67,8 +73,10 @@ def build(session: Session) -> Parts:
     plots: list[gr.Plot] = []
     for _ in range(3):
         with gr.Row(elem_classes="plots"):
-            plots += [gr.Plot(figure, show_label=False, container=False)
-                      for figure in drawn(None)[len(plots):len(plots) + 2]]
+            plots += [
+                gr.Plot(figure, show_label=False, container=False)
+                for figure in drawn(None)[len(plots) : len(plots) + 2]
+            ]
     return Parts(
         prompt, method, repeats, run, stop, result, (plain_head, fast_head), (plain, fast), plots
     )
@@ -108,12 +116,7 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
     for number, (plain, fast) in enumerate(progress.pairs, start=1):
         found = verdict(detokenize, plain, fast)
         if not found.identical:
-            return (
-                f'<div class="verdict differs"><b>First difference</b> in repeat {number} at token '
-                f"{found.position:,}: plain <code>{escape(repr(found.plain))}</code>, accelerated "
-                f"<code>{escape(repr(found.accelerated))}</code>. In reduced precision a near-tie "
-                "between two tokens can fall either way.</div>"
-            )
+            return difference(found, f" in repeat {number}")
     if len(progress.pairs) < repeats and not progress.cancelled:
         name = METHODS[progress.running.method].title if progress.running else "Next"
         so_far = f"; identical in {len(progress.pairs)} so far" if progress.pairs else ""
@@ -152,15 +155,13 @@ def side(name: str, timed: Timed) -> dict[str, Any]:
     return render.side_by_side(name, pieces)
 
 
-def wire(
-    session: Session, parts: Parts, controls: Controls, memory: gr.BrowserState
-) -> None:
+def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserState) -> None:
     """Connect the run and its end."""
 
-    def updates(progress: Progress, repeats: int, text: bool) -> dict[Any, Any]:
+    def updates(progress: Progress, repeats: int) -> dict[Any, Any]:
         shown: dict[Any, Any] = {parts.verdict: banner(session, progress, repeats)}
         timed = progress.running
-        if timed is not None and text:
+        if timed is not None:
             at = 0 if timed.method == "plain" else 1
             shown[parts.heads[at]] = head(METHODS[timed.method].title, timed)
             shown[parts.views[at]] = side(f"{timed.method}-{progress.repeat}", timed)
@@ -183,7 +184,7 @@ def wire(
                 finished = progress.running is None
                 last = progress.running is not None and progress.running.steps[-1].finish
                 if finished or last or pace.due():
-                    shown = updates(progress, int(repeats), True)
+                    shown = updates(progress, int(repeats))
                     if finished and progress.pairs:
                         shown |= dict(zip(parts.plots, drawn(progress), strict=True))
                     yield shown
@@ -195,9 +196,8 @@ def wire(
     def stop(request: gr.Request, memory: dict[str, Any] | None) -> None:
         session.stop(owner_of(session, memory, request), "")
 
-    outputs = [
-        parts.run, parts.stop, parts.verdict, *parts.heads, *parts.views, *parts.plots,
-    ]
+    shown_by_run = [parts.verdict, *parts.heads, *parts.views, *parts.plots]
+    outputs = [parts.run, parts.stop, *shown_by_run]
     inputs = [parts.prompt, parts.method, parts.repeats, memory, *controls.inputs]
     parts.run.click(run, inputs, outputs, **ON_MODEL)
     parts.stop.click(stop, memory, None, **AT_ONCE)

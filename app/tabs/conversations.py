@@ -10,7 +10,7 @@ import gradio as gr
 from app.events import AT_ONCE, owner_of, pass_on, told, warn
 from app.preferences import Preferences
 from app.session import Session
-from app.tabs import chat
+from app.tabs import screen
 from app.tabs.settings import Controls
 from engine.errors import StorageError, StrataError
 from storage.conversations import Conversation
@@ -54,7 +54,10 @@ def build() -> Parts:
             show_label=False, container=False, placeholder="Search", elem_id="search"
         )
         choices = gr.Radio(
-            [], show_label=False, container=False, elem_classes="conversations",
+            [],
+            show_label=False,
+            container=False,
+            elem_classes="conversations",
             elem_id="conversations",
         )
         with gr.Row(elem_classes="tools"):
@@ -74,8 +77,21 @@ def build() -> Parts:
                 no = gr.Button("Keep", size="sm", min_width=40, elem_id="no")
         outgoing = gr.Textbox(visible="hidden")
     return Parts(
-        new, search, choices, rename, delete, export, import_, naming, name, name_save, asking,
-        question, yes, no, outgoing,
+        new,
+        search,
+        choices,
+        rename,
+        delete,
+        export,
+        import_,
+        naming,
+        name,
+        name_save,
+        asking,
+        question,
+        yes,
+        no,
+        outgoing,
     )
 
 
@@ -84,29 +100,30 @@ def choices(found: Any) -> list[tuple[str, str]]:
     return [(conversation.title, conversation.id) for conversation in found]
 
 
-def wire(
-    session: Session,
-    parts: Parts,
-    talk: chat.Parts,
-    controls: Controls,
-    current: gr.State,
-    memory: gr.BrowserState,
-) -> Any:
-    """Connect the list; returns (function, inputs, outputs) that redraw it."""
-    screen = [
-        talk.tokens, talk.bubbles, talk.empty, talk.send, talk.stop, talk.again, talk.edit,
-        talk.prove, talk.proof, talk.figures, talk.editing, current, parts.list, parts.naming,
-        parts.asking, *controls.inputs,
-    ]
+class Handlers:
+    """What the list's events do."""
+
+    def __init__(
+        self,
+        session: Session,
+        parts: Parts,
+        talk: screen.Parts,
+        controls: Controls,
+        current: gr.State,
+    ) -> None:
+        self.session, self.parts, self.talk = session, parts, talk
+        self.controls, self.current = controls, current
 
     def redraw(
+        self,
         request: gr.Request,
         conversation: str | None,
         search: str,
         memory: dict[str, Any] | None,
     ) -> tuple[Any, Any]:
-        owner = owner_of(session, memory, request)
-        found = session.conversations(owner).list(search)
+        """The list, filtered; the browser remembers what is open."""
+        owner = owner_of(self.session, memory, request)
+        found = self.session.conversations(owner).list(search)
         remembered = {**(memory or {}), "conversation": conversation}
         there = conversation in [c.id for c in found]
         return (
@@ -114,115 +131,144 @@ def wire(
             remembered,
         )
 
-    refresh = (redraw, [current, parts.search, memory], [parts.list, memory])
-
-    def settings_of(conversation: Conversation) -> dict[Any, Any]:
+    def settings_of(self, conversation: Conversation) -> dict[Any, Any]:
+        """The settings that were kept with a conversation."""
         if not conversation.settings:
             return {}
         stored = Preferences.from_mapping(conversation.settings)
-        values = controls.show(conversation.system_prompt, stored)
-        return dict(zip(controls.inputs, values, strict=True))
+        values = self.controls.show(conversation.system_prompt, stored)
+        return dict(zip(self.controls.inputs, values, strict=True))
 
-    def show(request: gr.Request, owner: str, conversation: str | None) -> dict[Any, Any]:
+    def show(self, request: gr.Request, owner: str, conversation: str | None) -> dict[Any, Any]:
+        """Open a conversation, or none."""
         updates: dict[Any, Any] = {
-            current: conversation,
-            talk.proof: "",
-            talk.editing: None,
-            parts.naming: gr.update(visible=False),
-            parts.asking: gr.update(visible=False),
+            self.current: conversation,
+            self.talk.proof: "",
+            self.talk.editing: None,
+            self.parts.naming: gr.update(visible=False),
+            self.parts.asking: gr.update(visible=False),
         }
         with told():
-            updates |= chat.shown(session, talk, owner, conversation)
-            updates[talk.figures] = chat.last_figures(session, owner, conversation)
-            session.viewing[request.session_hash or ""] = conversation
+            updates |= screen.shown(self.session, self.talk, owner, conversation)
+            updates[self.talk.figures] = screen.last_figures(self.session, owner, conversation)
+            self.session.viewing[request.session_hash or ""] = conversation
             if conversation:
-                updates |= settings_of(session.conversations(owner).get(conversation))
+                updates |= self.settings_of(self.session.conversations(owner).get(conversation))
         return updates
 
     def open_(
-        request: gr.Request, chosen: str | None, memory: dict[str, Any] | None
+        self, request: gr.Request, chosen: str | None, memory: dict[str, Any] | None
     ) -> dict[Any, Any]:
-        return show(request, owner_of(session, memory, request), chosen)
+        """Open the chosen one."""
+        return self.show(request, owner_of(self.session, memory, request), chosen)
 
-    def new(request: gr.Request, memory: dict[str, Any] | None) -> dict[Any, Any]:
-        updates = show(request, owner_of(session, memory, request), None)
-        return {**updates, parts.list: gr.update(value=None)}
+    def new(self, request: gr.Request, memory: dict[str, Any] | None) -> dict[Any, Any]:
+        """Open none: the first message makes a new one."""
+        updates = self.show(request, owner_of(self.session, memory, request), None)
+        return {**updates, self.parts.list: gr.update(value=None)}
 
     def ask_name(
-        request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
+        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
     ) -> tuple[Any, Any]:
-        owner = owner_of(session, memory, request)
+        """Show the box for a new title."""
+        owner = owner_of(self.session, memory, request)
         with told():
             if conversation is None:
                 raise StorageError("No conversation is open. Open the one to rename first.")
-            return gr.update(visible=True), session.conversations(owner).get(conversation).title
+            title = self.session.conversations(owner).get(conversation).title
+            return gr.update(visible=True), title
         return gr.update(visible=False), ""
 
     def save_name(
-        request: gr.Request, conversation: str | None, title: str, memory: dict[str, Any] | None
+        self,
+        request: gr.Request,
+        conversation: str | None,
+        title: str,
+        memory: dict[str, Any] | None,
     ) -> Any:
-        owner = owner_of(session, memory, request)
+        """Keep the new title."""
+        owner = owner_of(self.session, memory, request)
         with told():
             if conversation:
-                session.conversations(owner).rename(conversation, title)
+                self.session.conversations(owner).rename(conversation, title)
             return gr.update(visible=False)
         return gr.update()
 
-    def ask_delete(conversation: str | None) -> Any:
+    def ask_delete(self, conversation: str | None) -> Any:
+        """Ask before deleting."""
         if conversation is None:
             warn("No conversation is open. Open the one to delete first.")
         return gr.update(visible=conversation is not None)
 
     def delete(
-        request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
+        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
     ) -> dict[Any, Any]:
-        owner = owner_of(session, memory, request)
+        """Delete the open conversation."""
+        owner = owner_of(self.session, memory, request)
         with told():
             if conversation:
-                session.delete(owner, conversation)
-        return show(request, owner, None)
+                self.session.delete(owner, conversation)
+        return self.show(request, owner, None)
 
     def export(
-        request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
+        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
     ) -> str:
-        owner = owner_of(session, memory, request)
+        """The open conversation as JSON text, which the browser saves."""
+        owner = owner_of(self.session, memory, request)
         with told():
             if conversation is None:
                 raise StorageError("No conversation is open. Open the one to export first.")
-            return json.dumps(session.conversations(owner).export(conversation), indent=1)
+            return json.dumps(self.session.conversations(owner).export(conversation), indent=1)
         return ""
 
     def import_(
-        request: gr.Request, file: str | None, memory: dict[str, Any] | None
+        self, request: gr.Request, file: str | None, memory: dict[str, Any] | None
     ) -> dict[Any, Any]:
-        owner = owner_of(session, memory, request)
+        """Read a file and open what it held."""
+        owner = owner_of(self.session, memory, request)
         made = None
         with told():
-            made = read_in(session, owner, file)
-        pass_on(session, owner)
-        return show(request, owner, made) if made else {current: gr.skip()}
+            made = read_in(self.session, owner, file)
+        pass_on(self.session, owner)
+        return self.show(request, owner, made) if made else {self.current: gr.skip()}
 
-    parts.list.input(open_, [parts.list, memory], screen, **AT_ONCE).then(*refresh, **AT_ONCE)
-    parts.new.click(new, [memory], screen, **AT_ONCE).then(*refresh, **AT_ONCE)
+
+def wire(
+    session: Session,
+    parts: Parts,
+    talk: screen.Parts,
+    controls: Controls,
+    current: gr.State,
+    memory: gr.BrowserState,
+) -> Any:
+    """Connect the list; returns (function, inputs, outputs) that redraw it."""
+    showing = [*screen.stored(talk), talk.proof, talk.figures, talk.editing, current]
+    showing += [parts.list, parts.naming, parts.asking, *controls.inputs]
+
+    on = Handlers(session, parts, talk, controls, current)
+    refresh = (on.redraw, [current, parts.search, memory], [parts.list, memory])
+
+    parts.list.input(on.open_, [parts.list, memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
+    parts.new.click(on.new, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
     parts.search.change(*refresh, trigger_mode="always_last", **AT_ONCE)
-    parts.rename.click(ask_name, [current, memory], [parts.naming, parts.name], **AT_ONCE)
+    parts.rename.click(on.ask_name, [current, memory], [parts.naming, parts.name], **AT_ONCE)
     gr.on(
         [parts.name.submit, parts.name_save.click],
-        save_name,
+        on.save_name,
         [current, parts.name, memory],
         parts.naming,
         **AT_ONCE,
     ).then(*refresh, **AT_ONCE)
-    parts.delete.click(ask_delete, current, parts.asking, **AT_ONCE)
+    parts.delete.click(on.ask_delete, current, parts.asking, **AT_ONCE)
     parts.no.click(lambda: gr.update(visible=False), None, parts.asking, **AT_ONCE)
-    parts.yes.click(delete, [current, memory], screen, **AT_ONCE).then(*refresh, **AT_ONCE)
-    parts.export.click(export, [current, memory], parts.outgoing, **AT_ONCE).then(
+    parts.yes.click(on.delete, [current, memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
+    parts.export.click(on.export, [current, memory], parts.outgoing, **AT_ONCE).then(
         None, parts.outgoing, None, js=SAVE_FILE, **AT_ONCE
     )
-    parts.import_.upload(import_, [parts.import_, memory], screen, **AT_ONCE).then(
+    parts.import_.upload(on.import_, [parts.import_, memory], showing, **AT_ONCE).then(
         *refresh, **AT_ONCE
     )
-    return refresh, open_, screen
+    return refresh, on.open_, showing
 
 
 def read_in(session: Session, owner: str, file: str | None) -> str:

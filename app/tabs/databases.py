@@ -44,8 +44,12 @@ def build(tab: gr.Tab) -> Parts:
                 if tier != CONTEXT:
                     third = "Answers" if tier == MODEL else "Share"
                     tables[tier] = gr.Dataframe(
-                        headers=["After", "Follows", third], datatype="str", interactive=False,
-                        max_height=420, show_label=False, column_widths=["42%", "38%", "20%"],
+                        headers=["After", "Follows", third],
+                        datatype="str",
+                        interactive=False,
+                        max_height=420,
+                        show_label=False,
+                        column_widths=["42%", "38%", "20%"],
                     )
     return Parts(tab, cards, tables, wipes, confirms)
 
@@ -74,8 +78,11 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
     return card(
         CONTEXT,
         "Every token of the open conversation, edited-away and regenerated ones included.",
-        [("tokens", f"{tokens:,}"), ("on disk", size(4 * tokens)),
-         ("kept at most", f"{store.CAP:,} tokens")],
+        [
+            ("tokens", f"{tokens:,}"),
+            ("on disk", size(4 * tokens)),
+            ("kept at most", f"{store.CAP:,} tokens"),
+        ],
     )
 
 
@@ -87,8 +94,11 @@ def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
         [repr(text(g.tokens[:KEY])), repr(text(g.tokens[KEY:])), f"{g.documents:,}"]
         for g in store.top(TOP)
     ]
-    facts = [("n-grams", f"{store.rows():,}"), ("on disk", size(store.size_bytes())),
-             ("model", session.backend.info.name)]
+    facts = [
+        ("n-grams", f"{store.rows():,}"),
+        ("on disk", size(store.size_bytes())),
+        ("model", session.backend.info.name),
+    ]
     return card(MODEL, "What this model said before, in any of your conversations.", facts), rows
 
 

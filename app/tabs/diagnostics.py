@@ -34,15 +34,21 @@ def build(tab: gr.Tab) -> Parts:
     plots: list[gr.Plot] = []
     for _ in range(3):
         with gr.Row(elem_classes="plots"):
-            plots += [gr.Plot(figure, show_label=False, container=False)
-                      for figure in drawn([], [])[len(plots):len(plots) + 2]]
+            plots += [
+                gr.Plot(figure, show_label=False, container=False)
+                for figure in drawn([], [])[len(plots) : len(plots) + 2]
+            ]
     table = gr.Dataframe(
-        headers=HEADERS, datatype="str", interactive=False, elem_id="runs", max_height=360,
+        headers=HEADERS,
+        datatype="str",
+        interactive=False,
+        elem_id="runs",
+        max_height=360,
         label="Runs, newest first; click one to see its charts",
     )
     gr.HTML(
-        "<p class='fine'>* against the plain speed measured when the program started; the Compare "
-        "tab measures both on the same prompt.</p>"
+        "<p class='fine'>* against the latest plain speed measured before the run; the Compare tab "
+        "measures both on the same prompt.</p>"
     )
     return Parts(tab, table, gr.State([]), title, plots)
 

@@ -119,35 +119,38 @@ def build(session: Session) -> Controls:
                         info="Off: the seed below, so the same question gets the same answer.",
                     )
                 parts[item.name] = control(Sampling, item.name)
-        with gr.Column(elem_classes="card"):
-            gr.HTML("<h3>Acceleration</h3><p>None of these can change a word of the answer.</p>")
-            parts["method"] = gr.Dropdown(
-                [(method.title, name) for name, method in METHODS.items()],
-                value="hd",
-                label="Method",
-                info="The settings below apply to hierarchy drafting and to single tiers.",
-            )
-            parts["tiers"] = gr.Dropdown(
-                [(name.capitalize(), name) for name in TIERS],
-                value=list(TIERS),
-                multiselect=True,
-                label="Databases, in the order they are asked",
-            )
-            parts["policy"] = gr.Radio(
-                [(name.capitalize(), name) for name in POLICIES],
-                value=POLICIES[0],
-                label="Access",
-                info="Hierarchical stops when the draft is full; merged asks all, keeps the best.",
-            )
-            parts["nodes"] = control(Drafting, "nodes")
-            parts["threshold"] = control(Drafting, "threshold")
+        build_acceleration(parts)
     controls.presets = buttons
     return controls
 
 
-def wire(
-    session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState
-) -> None:
+def build_acceleration(parts: dict[str, gr.components.Component]) -> None:
+    """What drafts, and how much."""
+    with gr.Column(elem_classes="card"):
+        gr.HTML("<h3>Acceleration</h3><p>None of these can change a word of the answer.</p>")
+        parts["method"] = gr.Dropdown(
+            [(method.title, name) for name, method in METHODS.items()],
+            value="hd",
+            label="Method",
+            info="The settings below apply to hierarchy drafting and to single tiers.",
+        )
+        parts["tiers"] = gr.Dropdown(
+            [(name.capitalize(), name) for name in TIERS],
+            value=list(TIERS),
+            multiselect=True,
+            label="Databases, in the order they are asked",
+        )
+        parts["policy"] = gr.Radio(
+            [(name.capitalize(), name) for name in POLICIES],
+            value=POLICIES[0],
+            label="Access",
+            info="Hierarchical stops when the draft is full; merged asks all, keeps the best.",
+        )
+        parts["nodes"] = control(Drafting, "nodes")
+        parts["threshold"] = control(Drafting, "threshold")
+
+
+def wire(session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState) -> None:
     """Keep changed settings with the conversation that is open."""
 
     def keep(

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from engine.backends.base import BackendInfo
-from engine.backends.transformers import TransformersBackend
+from engine.backends.transformers import TransformersBackend, is_recurrent
 from engine.decode import never
 from engine.errors import ModelError
+from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Candidate
@@ -25,7 +28,6 @@ from engine.types import Candidate
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Largest logit difference the check allows; a wrong mask or position is off by whole units."""
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 DEFAULT_CONTEXT = 8192
 
 
@@ -41,6 +43,8 @@ def load_transformers(
     "float16" ("auto" is float32 on the CPU and the checkpoint's own elsewhere). The context is the
     model's own, at most `context_length`. Raises ModelError.
     """
+    if source.startswith("~"):
+        source = str(Path(source).expanduser())
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     if looks_like_path(source) and not (Path(source) / "config.json").is_file():
@@ -50,11 +54,23 @@ def load_transformers(
             "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
         )
     try:
+        if not looks_like_path(source):
+            check_reachable(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=kind, use_safetensors=True, trust_remote_code=False
+        model: Any
+        report: Any
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=kind,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+        if report["missing_keys"]:
+            # The library would go on with random numbers in their place.
+            raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
         model = model.eval().requires_grad_(False).to(where)
     except Exception as error:
         # The libraries below raise over a dozen types for an unusable model; all mean the same.
@@ -67,11 +83,29 @@ def load_transformers(
     return checked(TransformersBackend(model, tokenizer, info))
 
 
+def check_reachable(source: str) -> None:
+    """Raise ConnectionError when a hub id is neither cached nor to be had.
+
+    One quick question first: the hub's client itself would go on trying for half a minute.
+    """
+    if isinstance(try_to_load_from_cache(source, "config.json"), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(source, "config.json"), timeout=10)
+    except HfHubHTTPError:
+        return  # it answers; what is wrong with the id is better worded by the loader
+    except Exception as error:
+        raise ConnectionError(f"the hub cannot be reached ({error})") from error
+
+
 def looks_like_path(source: str) -> bool:
     """Whether `source` names a folder rather than a hub id ("name" or "owner/name")."""
     path = Path(source)
-    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or (
-        source.count("/") > 1
+    return (
+        path.exists()
+        or path.is_absolute()
+        or source.startswith((".", "~"))
+        or (source.count("/") > 1)
     )
 
 
@@ -99,9 +133,8 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> BackendInfo:
     """What the program needs to know of a loaded model; whether it can verify trees is a guess."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     note = ""
-    if not kinds <= ATTENTION_KINDS or not hasattr(config, "num_attention_heads"):
+    if is_recurrent(config):
         note = f"{config.model_type} models keep a state that cannot be rolled back"
     own = getattr(config, "max_position_embeddings", None) or context_length
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -169,7 +202,8 @@ def one_line(error: Exception) -> str:
 def checked(backend: TransformersBackend) -> TransformersBackend:
     """The backend after its tree forward was compared with plain forwards.
 
-    Two branches share a first node; each row must score as the same text does in a chain.
+    Two branches share a first node; each row must score as the same text does in a chain. Raises
+    ModelError for a model that even a plain run with a cache would get wrong.
     """
     if backend.info.can_tree:
         try:
@@ -183,7 +217,40 @@ def checked(backend: TransformersBackend) -> TransformersBackend:
             note = f"{backend.info.name} decodes plainly: {note.rstrip('.')}."
         backend.info = replace(backend.info, can_tree=not note, note=note)
     backend.reset()
+    if not backend.info.can_tree:
+        try:
+            gap = plain_gap(backend)
+            problem = "" if gap <= TOLERANCE[backend.model.dtype] else f"off by {gap:.3g}"
+        except Exception as error:
+            problem = one_line(error).rstrip(".")
+        if problem:
+            raise ModelError(
+                f"{backend.info.name} cannot be used: decoding with its cache fails ({problem}). "
+                "Choose a model of another architecture."
+            )
+        backend.reset()
     return backend
+
+
+def plain_gap(backend: TransformersBackend) -> float:
+    """The largest logit difference after a prefill in two parts and one decoded token."""
+    size = backend.info.vocabulary_size
+    prompt = [7 * i % size for i in range(1, 10)]
+    backend.prefill(prompt[:5], never)
+    backend.prefill(prompt[:8], never)
+    backend.score(Tree(prompt[7]), Sampling())
+    backend.accept([])
+    return float(
+        abs(backend.score(Tree(prompt[8]), Sampling()).row(0) - alone(backend, prompt)).max()
+    )
+
+
+def alone(backend: TransformersBackend, tokens: Sequence[int]) -> Floats:
+    """The logits after `tokens` by the library alone, without a cache; shape (vocabulary,)."""
+    with torch.inference_mode():
+        ids = torch.tensor([list(tokens)], device=backend.model.device)
+        logits: Floats = backend.model(ids, use_cache=False).logits[0, -1].float().cpu().numpy()
+    return logits
 
 
 def tree_gap(backend: TransformersBackend) -> float:
@@ -200,12 +267,8 @@ def tree_gap(backend: TransformersBackend) -> float:
     backend.accept([3, 5])
     gap = 0.0
     for row, path in enumerate([(), *paths]):
-        with torch.inference_mode():
-            ids = torch.tensor([[*prompt, *(t % size for t in path)]], device=backend.model.device)
-            alone = backend.model(ids, use_cache=False).logits[0, -1].float().cpu().numpy()
-        gap = max(gap, float(abs(alone - together[row]).max()))
+        chain = alone(backend, [*prompt, *(t % size for t in path)])
+        gap = max(gap, float(abs(chain - together[row]).max()))
     follow = backend.score(Tree(11 % size), Sampling()).row(0)
-    with torch.inference_mode():
-        ids = torch.tensor([[*prompt, 4 % size, 6 % size, 11 % size]], device=backend.model.device)
-        alone = backend.model(ids, use_cache=False).logits[0, -1].float().cpu().numpy()
-    return max(gap, float(abs(alone - follow).max()))
+    chain = alone(backend, [*prompt, 4 % size, 6 % size, 11 % size])
+    return max(gap, float(abs(chain - follow).max()))

@@ -7,6 +7,7 @@ such a forward correctly is not assumed but checked at load: one that fails deco
 """
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from itertools import takewhile
 from typing import Any
 
@@ -23,6 +24,7 @@ from engine.tree import Tree
 from engine.types import Message
 
 PREFILL_CHUNK = 512
+ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 MAX_NODES = 128
 
 
@@ -116,6 +118,9 @@ class TransformersBackend:
         kinds = getattr(config, "layer_types", None)
         default = "sliding_attention" if self.window else "full_attention"
         self.layer_kinds = sorted(set(kinds or [default]))
+        self.recurrent = is_recurrent(config)
+        takes = signature(model.forward).parameters
+        self.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
         self.cached: list[int] = []
         self.tree: Tree | None = None
         self.cache: Any = None
@@ -124,6 +129,7 @@ class TransformersBackend:
     def reset(self) -> None:
         """An empty cache: ours where trees can be verified, else the library's own."""
         self.cached = []
+        self.tree = None
         config = self.model.config.get_text_config()
         if self.info.can_tree:
             capacity = self.info.context_length + MAX_NODES + 1
@@ -174,10 +180,14 @@ class TransformersBackend:
         del self.cached[reused:]
         if self.info.can_tree:
             self.cache.length = reused
-        for start in range(reused, len(wanted), PREFILL_CHUNK):
+        size = PREFILL_CHUNK
+        if self.recurrent:
+            # Such layers begin a chunk from an empty state: all at once, then one by one.
+            size = 1 if reused else max(1, len(wanted))
+        for start in range(reused, len(wanted), size):
             if cancelled():
                 break
-            chunk = wanted[start : start + PREFILL_CHUNK]
+            chunk = wanted[start : start + size]
             self.forward(chunk, range(len(chunk)), logits=1)
             self.cached += chunk
             if self.info.can_tree:
@@ -218,9 +228,8 @@ class TransformersBackend:
             inputs["position_ids"] = positions
             if visible is not None:
                 inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
-        output = self.model(
-            **inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=logits
-        )
+        inputs[self.cache_name] = self.cache
+        output = self.model(**inputs, use_cache=True, logits_to_keep=logits)
         logits_of_rows: torch.Tensor = output.logits[0]
         return logits_of_rows
 
@@ -246,6 +255,12 @@ class TransformersBackend:
         if len(self.layer_kinds) == 1:
             return masks[self.layer_kinds[0]]
         return {kind: masks[kind] for kind in self.layer_kinds}
+
+
+def is_recurrent(config: Any) -> bool:
+    """Whether some layer keeps a state instead of keys and values, which cannot be rolled back."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return not kinds <= ATTENTION_KINDS or not hasattr(config, "num_attention_heads")
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:

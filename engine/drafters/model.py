@@ -24,9 +24,7 @@ def grams_of(tokens: Sequence[int], new: int) -> set[tuple[int, ...]]:
     The first keys of an answer lie in its prompt; n-grams at its end are shorter than SIZE.
     """
     start = len(tokens) - new
-    return {
-        tuple(tokens[at - KEY : at + AHEAD]) for at in range(max(start, KEY), len(tokens))
-    }
+    return {tuple(tokens[at - KEY : at + AHEAD]) for at in range(max(start, KEY), len(tokens))}
 
 
 class ModelDrafter:

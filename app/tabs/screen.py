@@ -1,0 +1,129 @@
+"""The chat's components, and what they show: a stored conversation, or an answer as it grows."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app import render
+from app.comparison import Pace, PlainSpeed
+from app.panel import panel
+from app.session import Session
+from app.writer import Update
+from engine.metrics import summarise
+from engine.types import Prefill
+from storage.conversations import StoredMessage
+from storage.traces import Traces
+
+ENDINGS = {
+    "eos": "the model ended its answer",
+    "stop": "ended at a stop string",
+    "length": "ended at the length limit",
+    "context": "ended because the context is full",
+    "cancelled": "stopped",
+}
+FIGURES_SECONDS = 0.3
+TOKENS, MARKDOWN = "Tokens", "Markdown"
+
+
+@dataclass(slots=True)
+class Parts:
+    """The tab's components."""
+
+    view: gr.Radio
+    tokens: gr.HTML
+    bubbles: gr.Chatbot
+    empty: gr.Column
+    examples: list[gr.Button]
+    box: gr.Textbox
+    send: gr.Button
+    stop: gr.Button
+    again: gr.Button
+    edit: gr.Button
+    prove: gr.Button
+    proof: gr.HTML
+    figures: gr.HTML
+    editing: gr.State
+    pending: gr.State
+
+
+def stored(parts: Parts) -> list[gr.components.Component | gr.Column]:
+    """The components that `shown` updates."""
+    views = [parts.tokens, parts.bubbles, parts.empty]
+    return [*views, parts.send, parts.stop, parts.again, parts.edit, parts.prove]
+
+
+def shown(session: Session, parts: Parts, owner: str, conversation: str | None) -> dict[Any, Any]:
+    """Everything that shows a conversation, as it is stored."""
+    messages = session.conversations(owner).messages(conversation) if conversation else ()
+    busy = conversation is not None and (owner, conversation) in session.answering
+    return {
+        parts.tokens: render.transcript(messages),
+        parts.bubbles: render.bubbles(messages),
+        parts.empty: gr.update(visible=not messages),
+        **working(parts, busy),
+    }
+
+
+def last_figures(session: Session, owner: str, conversation: str | None) -> str:
+    """The panel for the run behind a stored conversation's last answer."""
+    plain = session.plain
+    messages = session.conversations(owner).messages(conversation) if conversation else ()
+    run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
+    if run_id is None:
+        return panel(None, plain=plain)
+    store = Traces(session.database, owner)
+    run, steps = store.get(run_id), store.steps(run_id)
+    first = steps[0].seconds if steps else 0.0
+    prefill = Prefill(run.prompt_tokens, run.reused_tokens, max(0.0, run.ttft_seconds - first))
+    if run.baseline_tokens_per_second:
+        plain = PlainSpeed(run.baseline_tokens_per_second, "when it was written")
+    return panel(summarise(prefill, steps), steps, plain, ENDINGS.get(run.finish or "", ""))
+
+
+def working(parts: Parts, busy: bool) -> dict[Any, Any]:
+    """Send or Stop, and whether the actions can be used."""
+    return {
+        parts.send: gr.update(visible=not busy),
+        parts.stop: gr.update(visible=busy),
+        **{b: gr.update(interactive=not busy) for b in (parts.again, parts.edit, parts.prove)},
+    }
+
+
+def ending(update: Update) -> str:
+    """One line about the answer: how it ended, its seed, what was left out."""
+    words = [ENDINGS.get(update.finish or "", "")] if update.finish else []
+    words.append(f"{update.metrics.tokens:,} tokens from {update.metrics.forwards:,} forwards")
+    words.append(f"seed {update.seed}")
+    if update.dropped:
+        words.append(f"{update.dropped} older messages did not fit the context")
+    return " · ".join(word for word in words if word)
+
+
+class Stream:
+    """What each update changes on the screen: little, as it is sent many times a second."""
+
+    OVERLAP = 12
+
+    def __init__(self, session: Session, parts: Parts, messages: Sequence[StoredMessage]) -> None:
+        self.session, self.parts, self.messages = session, parts, messages
+        self.sent: deque[int] = deque([0], maxlen=self.OVERLAP)
+        self.view = ""
+        self.figures_due = Pace(FIGURES_SECONDS)
+
+    def changes(self, update: Update, view: str) -> dict[Any, Any]:
+        """The changes for a page that shows `view`, "" for another conversation."""
+        if view != self.view:
+            self.view, self.sent = view, deque([0], maxlen=self.OVERLAP)
+        changes: dict[Any, Any] = {}
+        if view == TOKENS:
+            changes[self.parts.tokens] = render.growing(update.pieces, self.sent[0])
+            self.sent.append(len(update.pieces))
+        elif view == MARKDOWN:
+            changes[self.parts.bubbles] = render.bubbles(self.messages, update.text)
+        if view and (update.finish or self.figures_due.due()):
+            plain = self.session.plain
+            changes[self.parts.figures] = panel(update.metrics, update.steps, plain, ending(update))
+        return changes

@@ -1,0 +1,120 @@
+"""What may import what, and how long a file may be: read from the sources, not from memory."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = {"engine", "storage", "app", "bench"}
+ENGINE, STORAGE = (sorted((ROOT / name).rglob("*.py")) for name in ("engine", "storage"))
+APP = sorted((ROOT / "app").rglob("*.py"))
+HEAVY = {"torch", "transformers", "llama_cpp"}
+ENGINE_NEVER = {"storage", "app", "bench", "tests", "gradio", "sqlite3", "sqlite_utils", "plotly"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(source: str) -> set[str]:
+    """Every module a source imports, at any depth, in full."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module or ""))
+    return found
+
+
+def packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
+
+
+def test_the_reader_of_imports_sees_them_all() -> None:
+    source = "import a.b\nfrom c.d import e\nfrom . import f\ndef g():\n    import h\n"
+    assert imports(source) == {"a.b", "c.d", ".", "h"}
+
+
+def test_there_is_something_to_read() -> None:
+    assert len(ENGINE) > 15 and len(STORAGE) > 5 and len(APP) > 5
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=name_of)
+def test_the_engine_knows_no_storage_and_no_interface(path: Path) -> None:
+    assert not packages(path) & ENGINE_NEVER
+    if path.parent.name != "backends":
+        assert not packages(path) & HEAVY
+
+
+@pytest.mark.parametrize("path", STORAGE, ids=name_of)
+def test_storage_takes_values_and_errors_from_the_engine_and_nothing_else(path: Path) -> None:
+    names = imports(path.read_text(encoding="utf-8"))
+    assert {name for name in names if name.split(".")[0] == "engine"} <= {
+        "engine.types",
+        "engine.errors",
+    }
+    assert not packages(path) & (HEAVY | {"app", "bench", "gradio", "plotly"})
+
+
+@pytest.mark.parametrize("path", APP, ids=name_of)
+def test_the_app_leaves_torch_and_sql_to_others(path: Path) -> None:
+    assert not packages(path) & (HEAVY | {"sqlite3", "sqlite_utils", "bench", "tests"})
+
+
+@pytest.mark.parametrize("path", [*ENGINE, *STORAGE, *APP], ids=name_of)
+def test_imports_are_absolute(path: Path) -> None:
+    assert not [name for name in imports(path.read_text(encoding="utf-8")) if name[0] == "."]
+
+
+@pytest.mark.parametrize("path", [*ENGINE, *STORAGE, *APP], ids=name_of)
+def test_files_are_short_and_say_what_they_are(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(source))
+    assert path.stem not in {"utils", "helpers", "manager", "common", "misc"}
+
+
+def test_the_decode_loop_fits_on_a_screen() -> None:
+    tree = ast.parse((ROOT / "engine" / "decode.py").read_text(encoding="utf-8"))
+    lengths = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert lengths.pop("decode") <= 62
+    assert max(lengths.values()) <= 50
+
+
+def test_public_functions_and_classes_say_what_they_do() -> None:
+    silent = []
+    for path in [*ENGINE, *STORAGE]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            if named and not node.name.startswith("_") and not ast.get_docstring(node):
+                silent.append(f"{name_of(path)}:{node.name}")
+    assert silent == []
+
+
+def test_the_engine_runs_without_torch_gradio_and_sql() -> None:
+    """Not only by reading: a decode on the toy backend imports none of them."""
+    code = (
+        "import sys\n"
+        "from engine.backends.toy import ToyBackend\n"
+        "from engine.decode import decode\n"
+        "from engine.methods import METHODS, Databases\n"
+        "from engine.settings import Generation, Sampling\n"
+        "method = METHODS['hd']\n"
+        "drafters = Databases().drafters(method)\n"
+        "generation = Generation(Sampling(0.7), max_tokens=20)\n"
+        "events = decode(ToyBackend(), [97, 98], drafters, generation, method.drafting)\n"
+        "assert len(list(events)) > 2\n"
+        f"print([name for name in {sorted(HEAVY | ENGINE_NEVER)!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
