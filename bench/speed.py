@@ -128,7 +128,7 @@ def measure(
     generation: Generation,
     repeats: int,
 ) -> dict[str, list[Result]]:
-    """Every method on every prompt, the order rotated from prompt to prompt and repeat to repeat."""
+    """Every method on every prompt, the order rotated from run to run."""
     chat = Chat(backend)
     room = backend.info.context_length - generation.max_tokens - 1
     databases = {name: Databases(statistics=table) for name in methods}

@@ -1,10 +1,10 @@
 """Every error a user can cause. The text is shown as it is: what happened, the value, what to do.
 
-    StrataError
-    ├── SettingError          a setting out of range or unknown
-    ├── PromptError           an empty message, or one that does not fit the context
-    ├── ModelError            a model that cannot be found, read or used
-    └── StorageError          a data directory or database that cannot be used
+StrataError
+├── SettingError          a setting out of range or unknown
+├── PromptError           an empty message, or one that does not fit the context
+├── ModelError            a model that cannot be found, read or used
+└── StorageError          a data directory or database that cannot be used
 """
 
 

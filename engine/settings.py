@@ -118,7 +118,7 @@ class Drafting(Checked):
         check_texts(self, "tiers")
         if self.policy not in POLICIES:
             raise SettingError(
-                f"There is no drafting policy {self.policy!r}. Choose one of: {', '.join(POLICIES)}."
+                f"There is no drafting policy {self.policy!r}. Choose from: {', '.join(POLICIES)}."
             )
         for name in self.tiers:
             if name not in TIERS or self.tiers.count(name) > 1:
@@ -129,4 +129,4 @@ class Drafting(Checked):
 
 
 POLICIES = ("merged", "hierarchical")
-"""merged: best-first over a mixture of all tiers. hierarchical: tier after tier until it is full."""
+"""merged: best-first over a mixture of all tiers. hierarchical: tier after tier until full."""

@@ -74,7 +74,7 @@ def column(words: Sequence[Words], at: int) -> Ints:
 
 
 class Grams:
-    """The n-grams in sorted windows: for each length, where its runs start and how many they are."""
+    """The n-grams in sorted windows: for each length, where its runs start, and their counts."""
 
     def __init__(self, words: Sequence[Words], counts: Ints) -> None:
         self.tokens = [column(words, at) for at in range(WINDOW)]

@@ -151,6 +151,24 @@ def test_spliced_tokens_always_read_as_the_text(known: list[int], more: str, cut
         assert backend.detokenize(tokens) == wanted
 
 
+class Prefixing(ToyBackend):
+    """Like a tokenizer that begins every text with a space, which reading drops again."""
+
+    def tokenize(self, text: str) -> list[int]:
+        return super().tokenize(f" {text}")
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return super().detokenize(tokens).removeprefix(" ")
+
+
+def test_a_tokenizer_that_would_add_a_space_at_the_seam_starts_afresh() -> None:
+    backend = Prefixing()
+    known = backend.tokenize("<|user|>hi")
+    tokens = splice(backend, "<|user|>hi there", known)
+    assert tokens == backend.tokenize("<|user|>hi there")
+    assert backend.detokenize(tokens) == "<|user|>hi there"
+
+
 @pytest.mark.parametrize(
     "messages",
     [

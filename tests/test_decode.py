@@ -209,8 +209,10 @@ def test_what_was_drafted_behind_the_end_is_not_emitted() -> None:
     generation = Generation(Sampling(temperature=1.5, seed=seed), max_tokens=60)
     truth = [*PROMPT, *answer_of(generation), 97, 98, 99]
     drafter = Scripted(lambda tokens: chain(truth[len(tokens) : len(tokens) + 7]))
-    _, steps = run(drafter, generation=generation)
+    toy = ToyBackend()
+    _, steps = run(drafter, generation=generation, backend=toy)
     assert [t.id for step in steps for t in step.tokens] == answer_of(generation)
+    assert toy.cache == [*PROMPT, *answer_of(generation)][:-1]
     assert sum(steps[-1].accepted.values()) == len(steps[-1].tokens)
 
 

@@ -66,6 +66,26 @@ def markdown_view() -> gr.Chatbot:
     )
 
 
+def composer(name: str) -> tuple[gr.Textbox, gr.Button, gr.Button]:
+    """Where messages are written, with Send and, while an answer grows, Stop."""
+    with gr.Row(elem_classes="composer"):
+        box = gr.Textbox(
+            show_label=False,
+            container=False,
+            lines=1,
+            max_lines=8,
+            scale=8,
+            placeholder=f"Message {name}",
+            elem_id="box",
+            autofocus=True,
+        )
+        send = gr.Button("Send", variant="primary", scale=1, min_width=88, elem_id="send")
+        stop = gr.Button(
+            "Stop", variant="stop", scale=1, min_width=88, visible=False, elem_id="stop"
+        )
+    return box, send, stop
+
+
 def build(session: Session) -> Parts:
     """Transcript and composer, then the figures."""
     with gr.Column(scale=6, min_width=420, elem_classes="talk"):
@@ -81,21 +101,7 @@ def build(session: Session) -> Parts:
         tokens = token_view(elem_id="tokens", elem_classes="transcript")
         bubbles = markdown_view()
         proof = gr.HTML(elem_id="proof", apply_default_css=False)
-        with gr.Row(elem_classes="composer"):
-            box = gr.Textbox(
-                show_label=False,
-                container=False,
-                lines=1,
-                max_lines=8,
-                scale=8,
-                placeholder=f"Message {session.backend.info.name}",
-                elem_id="box",
-                autofocus=True,
-            )
-            send = gr.Button("Send", variant="primary", scale=1, min_width=88, elem_id="send")
-            stop = gr.Button(
-                "Stop", variant="stop", scale=1, min_width=88, visible=False, elem_id="stop"
-            )
+        box, send, stop = composer(session.backend.info.name)
         with gr.Row(elem_classes="actions"):
             again = gr.Button("Regenerate", size="sm", elem_id="again")
             edit = gr.Button("Edit last message", size="sm", elem_id="edit")
@@ -270,11 +276,18 @@ class Handlers:
         try:
             yield {**working(self.parts, True), self.parts.proof: proof_line(Proof(0))}
             for proof in self.session.prove(owner, conversation or ""):
-                yield {self.parts.proof: proof_line(proof)}
+                yield {self.parts.proof: proof_line(proof), **self.proven(proof)}
         except StrataError as error:
             warn(str(error))
             yield {self.parts.proof: ""}
         yield working(self.parts, False)
+
+    def proven(self, proof: Proof) -> dict[Any, Any]:
+        """The figures of the answer against the plain run that was just measured."""
+        run = proof.accelerated
+        if run is None:
+            return {}
+        return {self.parts.figures: panel(run.metrics, run.steps, self.session.plain)}
 
     def look(self, request: gr.Request, choice: str) -> list[Any]:
         """Switch between tokens and Markdown."""
@@ -318,5 +331,7 @@ def wire(
     then_answer(parts.bubbles.edit(on.rewrite, [current, memory], said, **AT_ONCE))
     parts.edit.click(on.take_back, [current, memory], [parts.box, parts.editing], **AT_ONCE)
     parts.stop.click(on.stop, [current, memory], None, **AT_ONCE)
-    parts.prove.click(on.prove, [current, memory], [*screen, parts.proof], **ON_MODEL)
+    parts.prove.click(
+        on.prove, [current, memory], [*screen, parts.proof, parts.figures], **ON_MODEL
+    )
     parts.view.change(on.look, parts.view, [parts.tokens, parts.bubbles], **AT_ONCE)

@@ -49,7 +49,7 @@ class Parts:
     pending: gr.State
 
 
-def stored(parts: Parts) -> list[gr.components.Component | gr.Column]:
+def stored(parts: Parts) -> list[Any]:
     """The components that `shown` updates."""
     views = [parts.tokens, parts.bubbles, parts.empty]
     return [*views, parts.send, parts.stop, parts.again, parts.edit, parts.prove]

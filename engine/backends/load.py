@@ -58,9 +58,7 @@ def load_transformers(
             check_reachable(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model: Any
-        report: Any
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=kind,
@@ -68,6 +66,7 @@ def load_transformers(
             trust_remote_code=False,
             output_loading_info=True,
         )
+        model, report = loaded
         if report["missing_keys"]:
             # The library would go on with random numbers in their place.
             raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
