@@ -42,9 +42,6 @@ def serve(options: Options) -> None:
 
     folder = options.data_dir or user_data_path("strata", appauthor=False)
     with Database(folder / "strata.db") as database:
-        for notice in database.notices:
-            print(f"strata: {notice}", file=sys.stderr)
-
         from app import server, ui
         from app.model_thread import ModelThread
         from app.session import Session
@@ -60,7 +57,13 @@ def serve(options: Options) -> None:
         if embedded:
             backend.info = replace(backend.info, name=EMBEDDED.parent.name)
         statistics_folders = (folder / "statistics", ui.ASSETS / "statistics")
-        table = find_table(backend.info.tokenizer_fingerprint, *statistics_folders)
+        table = find_table(
+            backend.info.tokenizer_fingerprint,
+            *statistics_folders,
+            report=database.notices.append,
+        )
+        for notice in database.notices:
+            print(f"strata: {notice}", file=sys.stderr)
         session = Session(backend, database, table, options.public, model)
         session.measure()
         blocks = ui.build(session, database.notices, embedded)

@@ -94,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, help=".txt, .md, .jsonl, also .xz or .gz")
     parser.add_argument("--model", required=True, help="the model whose tokenizer to use")
     parser.add_argument("--out", type=Path, help="the file (default: in the data directory)")
-    parser.add_argument("--data-dir", type=Path, default=user_data_path("strata"))
+    parser.add_argument("--data-dir", type=Path, default=user_data_path("strata", appauthor=False))
+    parser.add_argument("--title", help="what the texts are (default: the names of the files)")
     parser.add_argument("--size", type=float, default=64.0, help="megabytes of the file, about")
     parser.add_argument(
         "--max-tokens", type=int, default=50_000_000, help="read no more (needs 150 bytes each)"
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 out,
                 fingerprint,
                 backend.info.vocabulary_size,
-                ", ".join(path.name for path in options.files),
+                options.title or ", ".join(path.name for path in options.files),
                 int(options.size * MEGABYTE),
                 progress,
             )

@@ -1,7 +1,7 @@
 """An open conversation's decoding state: what drafts for it and which tokens the cache may know.
 
 Drafts can never change an answer, and a faulty source of drafts must not end one either: `Guarded`
-drops what no vocabulary holds and silences a source that fails.
+silences a source that fails.
 """
 
 from collections import OrderedDict
@@ -18,17 +18,15 @@ from engine.types import Candidate
 class Guarded:
     """A drafter whose faults cost speed only."""
 
-    def __init__(self, drafter: Drafter, vocabulary: int, report: Callable[[str], None]) -> None:
-        self.drafter, self.vocabulary, self.report = drafter, vocabulary, report
+    def __init__(self, drafter: Drafter, report: Callable[[str], None]) -> None:
+        self.drafter, self.report = drafter, report
         self.name = drafter.name
         self.silent = False
 
     def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        """The drafter's candidates that the model can read."""
+        """The drafter's candidates."""
         try:
-            found = [] if self.silent else list(self.drafter.propose(tokens, room, threshold))
-            top = self.vocabulary
-            return [c for c in found if all(0 <= token < top for token in c.path)]
+            return [] if self.silent else self.drafter.propose(tokens, room, threshold)
         except Exception as error:
             # Whatever a damaged source raises, the target can go on without it.
             self.fail(error)

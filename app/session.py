@@ -245,7 +245,6 @@ class Session:
         def make() -> Room:
             log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
             context = ContextDrafter(log, save)
-            context.unsaved = len(context.log)
             return Room(Databases(context, self.model_tier(owner), self.statistics))
 
         return self.rooms.get(owner, conversation_id, make)
@@ -293,8 +292,7 @@ class Session:
 
     def guarded(self, owner: str, drafters: Sequence[Drafter]) -> list[Drafter]:
         """Drafters whose faults become notices."""
-        size = self.backend.info.vocabulary_size
-        return [Guarded(d, size, lambda text: self.report(owner, text)) for d in drafters]
+        return [Guarded(d, lambda text: self.report(owner, text)) for d in drafters]
 
     # measuring
 

@@ -8,7 +8,7 @@ piece (storage/statistics_build.py) and never changed afterwards.
 import math
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -138,13 +138,25 @@ class StatisticsTable:
         self.connection.close()
 
 
-def find_table(tokenizer_fingerprint: str, *folders: Path) -> StatisticsTable | None:
-    """The statistics for a tokenizer, from the first folder that has a usable file of that name."""
+def find_table(
+    tokenizer_fingerprint: str,
+    *folders: Path,
+    report: Callable[[str], None] = lambda problem: None,
+) -> StatisticsTable | None:
+    """The statistics for a tokenizer, from the first folder that has a usable file of that name.
+
+    A file that cannot be used is passed over, and `report` is told why.
+    """
     for folder in folders:
         path = folder / f"{tokenizer_fingerprint}{SUFFIX}"
-        if path.is_file():
+        if not path.is_file():
+            continue
+        try:
             table = StatisticsTable(path)
-            if table.meta["tokenizer"] == tokenizer_fingerprint:
-                return table
-            table.close()
+        except StorageError as error:
+            report(str(error))
+            continue
+        if table.meta["tokenizer"] == tokenizer_fingerprint:
+            return table
+        table.close()
     return None

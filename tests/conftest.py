@@ -25,7 +25,13 @@ def toy() -> ToyBackend:
 
 @pytest.fixture(scope="session")
 def embedded():
-    """The embedded target in float32, loaded once. Tests that use it carry the mark `model`."""
+    """The embedded target in float32, loaded once. Tests that use it carry the mark `model`.
+
+    One thread: two of them wait for each other whenever something else runs beside the tests.
+    """
+    import torch
+
+    torch.set_num_threads(1)
     from engine.backends.load import load_transformers
 
     return load_transformers(str(EMBEDDED), dtype="float32", device="cpu")

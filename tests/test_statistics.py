@@ -283,6 +283,16 @@ def test_tables_are_found_by_the_tokenizer_they_are_for(tmp_path: Path, path: Pa
     assert find_table("tok", tmp_path / "nowhere") is None
 
 
+def test_a_damaged_table_is_reported_and_passed_over(tmp_path: Path, path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / path.name).write_bytes(b"not a database")
+    problems: list[str] = []
+    found = find_table("tok", other, tmp_path, report=problems.append)
+    assert found is not None and found.path == path
+    assert len(problems) == 1 and str(other / path.name) in problems[0]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_flipped_bytes_never_raise_while_decoding(path: Path, seed: int) -> None:
     """A damaged file that still opens finds something or nothing; it does not end an answer."""

@@ -29,6 +29,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Largest logit difference the check allows; a wrong mask or position is off by whole units."""
 DEFAULT_CONTEXT = 8192
+NO_LIMIT = 1 << 60
+"""The tokenizer's own limit would only print a warning; prompts are checked where they are used."""
 
 
 def load_transformers(
@@ -58,6 +60,7 @@ def load_transformers(
             check_reachable(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer.model_max_length = NO_LIMIT
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,

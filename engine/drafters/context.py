@@ -76,19 +76,19 @@ class ContextDrafter:
         for length, ends in self.matches():
             share = left * confidence(CONFIDENCE, length) / len(ends)
             for end in ends:
-                self.copy(votes, end, share, length)
+                self.copy(votes, end, share, length, min(room, LONGEST_COPY))
             left *= 1.0 - confidence(CONFIDENCE, length)
             if left < threshold:
                 break
         return votes.ranked(room)
 
-    def copy(self, votes: Votes, end: int, probability: float, length: int) -> None:
+    def copy(self, votes: Votes, end: int, probability: float, length: int, longest: int) -> None:
         """Vote for what followed the place `end`, token by token while it stays likely."""
         path: tuple[int, ...] = ()
-        for ahead, token in enumerate(self.log[end : end + LONGEST_COPY]):
+        for ahead, token in enumerate(self.log[end : end + longest]):
             if ahead:
                 probability *= confidence(CONFIDENCE, length + ahead)
-            if probability < votes.threshold / 4:
+            if probability < votes.least:
                 break
             path = (*path, token)
             votes.add(path, probability, length)

@@ -81,7 +81,7 @@ class ModelDrafter:
                 for depth in range(1, len(gram.tokens) - KEY + 1):
                     if depth > 1:
                         probability *= confidence(CONFIDENCE, size + depth - 1)
-                    if probability < threshold / 4:
+                    if probability < votes.least:
                         break
                     votes.add(gram.tokens[KEY : KEY + depth], probability, size)
             left *= 1.0 - trust

@@ -37,10 +37,10 @@ class StatisticsDrafter:
             if found is None:
                 continue
             trust = found.total / (found.total + DOUBT[size - 1])
-            said, least = left * trust, votes.threshold / 2
+            said = left * trust
             for path, share in found.paths:
-                if said * share < least:
-                    break  # paths come likeliest first; two such votes rarely make a candidate
+                if said * share < votes.least:
+                    break  # paths come likeliest first
                 votes.add(path, said * share, size)
             left -= said
             if left < threshold:

@@ -17,10 +17,14 @@ def confidence(table: Sequence[float], match_length: int) -> float:
 
 
 class Votes:
-    """Accumulates path probabilities of one tier for one step."""
+    """Accumulates path probabilities of one tier for one step.
+
+    Votes below `least` are not worth casting: it takes more than two of them for a candidate.
+    """
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
+        self.least = threshold / 2
         self.paths: dict[tuple[int, ...], float] = {}
         self.matched: dict[tuple[int, ...], int] = {}
 
