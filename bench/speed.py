@@ -204,7 +204,7 @@ def library_run(
     warm = sampling.temperature > 0
     settings: dict[str, Any] = {"do_sample": warm, "max_new_tokens": generation.max_tokens}
     if warm:
-        settings |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        settings |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         torch.manual_seed(sampling.seed)
     inputs = torch.tensor([prompt], device=backend.model.device)
     arrivals = Arrivals()

@@ -55,7 +55,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
     assert chromium, "These tests need Chromium: apt-get install chromium."
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS)

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine.settings import Sampling
 from tests.conftest import EMBEDDED, ROOT
 from tests.test_transformers import load, prompt_of, save_model
 
@@ -334,3 +336,20 @@ def test_the_model_can_be_used_after_loading(sound: Path) -> None:
     backend = load(sound)
     assert backend.cached == [] and backend.tree is None, "the check leaves nothing behind"
     assert backend.prefill(prompt_of(9, 160), lambda: False) == 0
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, Sampling(0.6, 20, 0.95)),
+        ({"temperature": None}, Sampling()),
+        ({"temperature": -3.0}, Sampling()),
+    ],
+)
+def test_the_makers_sampler_settings_are_taken_where_they_are_usable(
+    given: dict[str, float | None], expected: Sampling
+) -> None:
+    from engine.backends.load import recommended
+
+    model = SimpleNamespace(generation_config=SimpleNamespace(**given))
+    assert recommended(model) == expected

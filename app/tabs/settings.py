@@ -15,7 +15,7 @@ from engine.types import TIERS
 
 PRESETS = {
     "Exact": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-    "Balanced": {"temperature": 0.7, "top_k": 0, "top_p": 0.95, "min_p": 0.0},
+    "Balanced": {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
     "Lively": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
 }
 SLIDER_STEPS = 2_000
@@ -118,7 +118,8 @@ def build(session: Session) -> Controls:
                         label="A new seed for each answer",
                         info="Off: the seed below, so the same question gets the same answer.",
                     )
-                parts[item.name] = control(Sampling, item.name)
+                value = getattr(session.backend.info.sampling, item.name)
+                parts[item.name] = control(Sampling, item.name, value)
         build_acceleration(parts)
     controls.presets = buttons
     return controls

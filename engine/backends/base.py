@@ -15,6 +15,7 @@ class BackendInfo:
 
     `fingerprint` names the weights and `tokenizer_fingerprint` the vocabulary: n-grams of one
     tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does.
+    `sampling` is what the model's makers recommend, where they do.
     """
 
     name: str
@@ -30,6 +31,7 @@ class BackendInfo:
     parameters: int = 0
     memory_bytes: int = 0
     note: str = ""
+    sampling: Sampling = Sampling()
 
 
 class Scores(Protocol):

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from engine.backends.base import BackendInfo
 from engine.backends.transformers import TransformersBackend, is_recurrent
 from engine.decode import never
-from engine.errors import ModelError
+from engine.errors import ModelError, SettingError
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -149,6 +149,7 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         else digest(sorted(f"{i} {t}" for t, i in tokenizer.get_vocab().items())),
         vocabulary_size=config.vocab_size,
         eos_ids=eos_ids(model, tokenizer),
+        sampling=recommended(model),
         context_length=min(int(own), context_length),
         can_tree=not note,
         device=str(model.device),
@@ -157,6 +158,19 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         memory_bytes=weights,
         note=note and f"{note}, so it decodes plainly.",
     )
+
+
+def recommended(model: Any) -> Sampling:
+    """The sampler settings in the model's generation config; others, or unusable ones, are ours."""
+    values = {}
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        value = getattr(model.generation_config, name, None)
+        if value is not None:
+            values[name] = value
+    try:
+        return Sampling(**values)
+    except SettingError:
+        return Sampling()
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

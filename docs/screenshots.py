@@ -1,0 +1,86 @@
+"""`python docs/screenshots.py`: the pictures of the README, taken from the running program.
+
+Starts the program with an empty data directory, talks to it, and saves docs/images. Needs Chromium
+on the PATH. Nothing is arranged: the figures in the pictures are the ones of that run.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+MESSAGES = (
+    "Tell me a short story about a boat and a storm.",
+    "Tell me another story about the same boat.",
+)
+PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
+PATIENCE = 120_000
+
+
+def main() -> int:
+    """Take all pictures; 2 when there is no browser to take them with."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        print("Install the package chromium first.", file=sys.stderr)
+        return 2
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", folder]
+        program = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            assert program.stdout is not None
+            said = (re.search(r"ready at (http\S+)", line) for line in program.stdout)
+            address = next(found[1] for found in said if found)
+            browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+            page = browser.new_page(viewport={"width": 1440, "height": 900})
+            page.set_default_timeout(PATIENCE)
+            tour(page, address)
+        finally:
+            program.terminate()
+            program.wait(20)
+    return 0
+
+
+def tour(page: Page, address: str) -> None:
+    """A conversation, its proof, a comparison; each page once, the chat also in the dark."""
+    page.goto(address)
+    page.wait_for_timeout(3000)
+    for message in MESSAGES:
+        page.fill("#box textarea", message)
+        page.click("#send")
+        page.wait_for_selector("#stop", state="visible")
+        page.wait_for_selector("#send", state="visible")
+    page.click("#prove")
+    page.wait_for_selector("#proof .same")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=IMAGES / "chat-light.png")
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    page.wait_for_timeout(4000)
+    page.screenshot(path=IMAGES / "chat-dark.png")
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    page.wait_for_timeout(3000)
+    page.get_by_role("tab", name="Compare").click()
+    page.get_by_label("Prompt").fill(PROMPT)
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("Identical", exact=False).last.wait_for()
+    page.wait_for_timeout(4000)
+    page.screenshot(path=IMAGES / "compare-light.png", full_page=True)
+    for name in ("Diagnostics", "Databases"):
+        page.get_by_role("tab", name=name).click()
+        page.wait_for_timeout(3000)
+        page.screenshot(path=IMAGES / f"{name.lower()}-light.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
