@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=0, help="prompts in all, 0 for every one")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=Drafting().nodes)
@@ -105,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
     if not names or options.repeats < 1 or options.limit < 0:
         raise SettingError("Give at least one method and one repeat, and no negative limit.")
     prompts = read_prompts(options.prompts, options.limit)
-    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    sampling = Sampling(temperature=options.temperature, min_p=options.min_p, seed=options.seed)
     generation = Generation(sampling, max_tokens=options.max_new_tokens)
     drafting = Drafting(nodes=options.nodes, policy=options.policy)
     methods = {name: None if name == GENERATE else method_named(name, drafting) for name in names}
@@ -204,7 +205,8 @@ def library_run(
     warm = sampling.temperature > 0
     settings: dict[str, Any] = {"do_sample": warm, "max_new_tokens": generation.max_tokens}
     if warm:
-        settings |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        settings |= {"temperature": sampling.temperature, "min_p": sampling.min_p}
+        settings |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
         torch.manual_seed(sampling.seed)
     inputs = torch.tensor([prompt], device=backend.model.device)
     arrivals = Arrivals()
@@ -287,6 +289,7 @@ def report(
     print(
         f"{info.name} ({info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.device}), "
         f"{count} prompts, up to {options.max_new_tokens} tokens, T={options.temperature:g}, "
+        f"min-p {options.min_p:g}, "
         f"{torch.get_num_threads()} threads, {platform.machine()}"
     )
     print(
@@ -319,6 +322,7 @@ def report(
             {
                 "model": info.name,
                 "temperature": options.temperature,
+                "min_p": options.min_p,
                 "prompts": count,
                 "max_new_tokens": options.max_new_tokens,
                 "nodes": options.nodes,

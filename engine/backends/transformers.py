@@ -127,15 +127,20 @@ class TransformersBackend:
         self.reset()
 
     def reset(self) -> None:
-        """An empty cache: ours where trees can be verified, else the library's own."""
+        """An empty cache: ours where trees can be verified, else the library's own.
+
+        Ours is allocated once; empty means a length of 0.
+        """
         self.cached = []
         self.tree = None
         config = self.model.config.get_text_config()
-        if self.info.can_tree:
+        if not self.info.can_tree:
+            self.cache = DynamicCache(config=config)
+        elif isinstance(self.cache, TreeCache):
+            self.cache.length = 0
+        else:
             capacity = self.info.context_length + MAX_NODES + 1
             self.cache = TreeCache(config.num_hidden_layers, capacity)
-        else:
-            self.cache = DynamicCache(config=config)
 
     def tokenize(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
