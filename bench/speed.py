@@ -2,7 +2,8 @@
 
 Every run starts with an empty cache. A method's model tier learns from each answer once, after
 its repeats, so no repeat is drafted from the one before. Times are wall times; a prompt's time is
-the median of its repeats; a method's speed is all its tokens over all its time.
+the median of its repeats; a method's speed is all its tokens over all its time. Step figures
+(drafting, acceptance) are the last repeat's, which finds look-ups cached by the ones before.
 """
 
 import argparse
