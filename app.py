@@ -5,9 +5,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.arguments import EMBEDDED, Options, parse
 from engine.errors import StrataError
+
+if TYPE_CHECKING:
+    from app.session import Session
 
 ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -52,7 +56,7 @@ def serve(options: Options) -> None:
         from engine.backends.load import load_transformers
 
         model = ModelThread()
-        backend = model.run(lambda: load_transformers(options.model))
+        backend = model.run(lambda: load_transformers(options.model, options.device, options.dtype))
         embedded = Path(options.model).resolve() == EMBEDDED
         if embedded:
             backend.info = replace(backend.info, name=EMBEDDED.parent.name)
@@ -62,16 +66,26 @@ def serve(options: Options) -> None:
             *statistics_folders,
             report=database.notices.append,
         )
+        session = Session(backend, database, table, options.public, model)
+        measure(session)
         for notice in database.notices:
             print(f"strata: {notice}", file=sys.stderr)
-        session = Session(backend, database, table, options.public, model)
-        session.measure()
         blocks = ui.build(session, database.notices, embedded)
         address = server.launch(blocks, options, port)
         if options.made_up:
             print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
         print(f"Strata is ready at {address}", flush=True)
         blocks.block_thread()
+
+
+def measure(session: "Session") -> None:
+    """What forwards cost, with a bar unless that is known already, and the plain speed of today."""
+    from tqdm import tqdm
+
+    look = {"bar_format": "{desc}: {bar} {percentage:.0f} %", "leave": False, "disable": None}
+    with tqdm(total=1.0, desc="Measuring the model", delay=0.2, **look) as bar:
+        session.prepare(lambda share: bar.update(share - bar.n))
+    session.measure()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ class Options:
     password: str | None
     made_up: bool
     browser: bool
+    device: str = "auto"
+    dtype: str = "auto"
 
     @property
     def public(self) -> bool:
@@ -50,6 +52,17 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         default=str(EMBEDDED),
         metavar="PATH|ID",
         help="a folder or a Hugging Face id (default: the demonstration model that comes along)",
+    )
+    add(
+        "--device",
+        default="auto",
+        help="where the model runs: auto, cpu, cuda, cuda:1 or mps (default: %(default)s)",
+    )
+    add(
+        "--dtype",
+        default="auto",
+        help="its numbers: auto, float32, bfloat16 or float16 (default: %(default)s: float32 on "
+        "the CPU, else the model's own)",
     )
     add("--data-dir", type=Path, metavar="DIR", help="where conversations and databases are kept")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -73,6 +86,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         password=secrets.token_urlsafe(12) if made_up else password or None,
         made_up=made_up,
         browser=not given.no_browser,
+        device=given.device,
+        dtype=given.dtype,
     )
 
 

@@ -23,7 +23,7 @@ from engine.backends.base import Backend
 from engine.errors import StorageError, StrataError
 from engine.types import Message
 from storage.statistics import SUFFIX
-from storage.statistics_build import build
+from storage.statistics_build import FEWEST, build
 
 OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 MEGABYTE = 1 << 20
@@ -98,9 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--title", help="what the texts are (default: the names of the files)")
     parser.add_argument("--size", type=float, default=64.0, help="megabytes of the file, about")
     parser.add_argument(
-        "--max-tokens", type=int, default=50_000_000, help="read no more (needs 150 bytes each)"
+        "--max-tokens", type=int, default=50_000_000, help="read no more (needs 80 bytes each)"
+    )
+    parser.add_argument(
+        "--fewest",
+        type=int,
+        default=FEWEST,
+        help="keep what followed so often; 1 suits a few megabytes of text",
     )
     options = parser.parse_args(arguments)
+    if options.fewest < 1:
+        parser.error(f"--fewest cannot be {options.fewest}. Give 1 or more.")
     try:
         from engine.backends.load import load_transformers
 
@@ -123,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.title or ", ".join(path.name for path in options.files),
                 int(options.size * MEGABYTE),
                 progress,
+                options.fewest,
             )
     except StrataError as error:
         print(error, file=sys.stderr)
@@ -130,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Cancelled; nothing was changed.", file=sys.stderr)
         return 130
-    print(f"{int(meta['keys']):,} keys from {int(meta['tokens']):,} tokens: {out}")
+    counts = [f"{int(meta[name]):,} {name}" for name in ("keys", "entries", "tokens")]
+    print(f"{counts[0]} and {counts[1]} from {counts[2]}: {out}")
     return 0
 
 

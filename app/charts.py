@@ -7,13 +7,16 @@ are bounded to POINTS points: a figure travels whole to the browser.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import mul
 from statistics import median
 
 import plotly.graph_objects as go
 
 from app.palette import GRID, INK, INKS, PLAIN, ink
+from engine.calibration import Calibration
+from engine.costs import CostCurve
 from engine.metrics import summarise
-from engine.types import TARGET, Step
+from engine.types import CONTEXT, HARVEST, TARGET, Step
 from storage.traces import Run
 
 POINTS = 400
@@ -22,10 +25,11 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 WORDS = "#7c8aa5"
 """Plotly's own ink: readable on both grounds."""
 
+AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+
 
 def framed(title: str, x: str, y: str) -> go.Figure:
     """An empty figure with the house's frame."""
-    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
     figure = go.Figure()
     figure.update_layout(
         template="none",
@@ -39,8 +43,8 @@ def framed(title: str, x: str, y: str) -> go.Figure:
         hoverlabel={"font": {"family": FONT}},
         bargap=0.25,
     )
-    figure.update_xaxes(title=x, **axis)
-    figure.update_yaxes(title=y, rangemode="tozero", **axis)
+    figure.update_xaxes(title=x, **AXIS)
+    figure.update_yaxes(title=y, rangemode="tozero", **AXIS)
     return figure
 
 
@@ -55,6 +59,17 @@ def main_source(step: Step) -> str:
     """The tier that gave most of a step's tokens; target when none of them was drafted."""
     drafted = Counter(token.source for token in step.tokens if token.source != TARGET)
     return drafted.most_common(1)[0][0] if drafted else TARGET
+
+
+def of_run(accelerated: Sequence[Step], plain: Sequence[Step] = ()) -> list[go.Figure]:
+    """The five charts that tell one run, with the plain run beside it where there is one."""
+    return [
+        tokens_over_time(accelerated, plain),
+        accepted_lengths(accelerated),
+        share_by_tier(accelerated),
+        rate_by_depth(accelerated),
+        tier_rates(accelerated),
+    ]
 
 
 def tokens_over_time(
@@ -202,4 +217,77 @@ def history(runs: Sequence[Run]) -> go.Figure:
         mode="lines",
         line={"color": PLAIN, "dash": "dot", "width": 1.5},
     )
+    figure.update_xaxes(dtick=1 if len(known) <= 16 else None)
+    return figure
+
+
+def cost_curve(curve: CostCurve | None, steps: Sequence[Step] = ()) -> go.Figure:
+    """Time of a forward by the nodes it verifies, and behind it how many a run really drafted."""
+    figure = framed("What a forward costs, and what was drafted", "drafted tokens", "steps")
+    figure.update_layout(
+        yaxis={"side": "right", "showgrid": False},
+        yaxis2={"title": "ms per forward", "overlaying": "y", "rangemode": "tozero", **AXIS},
+    )
+    drafted = Counter(sum(step.proposed.values()) for step in steps if step.tokens)
+    sizes = sorted(drafted)
+    figure.add_bar(
+        x=sizes,
+        y=[drafted[size] for size in sizes],
+        name="steps of this run",
+        width=0.8,
+        marker={"color": PLAIN, "opacity": 0.4},
+        customdata=["plain steps" if not size else f"steps drafted {size}" for size in sizes],
+        hovertemplate="%{y} %{customdata}<extra></extra>",
+    )
+    points = curve.points if curve else {}
+    between = range(max([*points, *sizes], default=0) + 1)
+    seconds = [curve.seconds(nodes) for nodes in between] if curve else []
+    figure.add_scatter(
+        x=list(between) if curve else [],
+        y=[round(1e3 * value, 4) for value in seconds],
+        yaxis="y2",
+        name="one forward",
+        mode="lines",
+        line={"color": INK, "width": 2},
+        customdata=[round(value / seconds[0], 3) for value in seconds],
+        hovertemplate="%{x} drafted: %{y:.2f} ms, %{customdata:.2f}× a plain step<extra></extra>",
+    )
+    figure.add_scatter(
+        x=list(points),
+        y=[round(1e3 * value, 4) for value in points.values()],
+        yaxis="y2",
+        mode="markers",
+        marker={"color": INK, "size": 6},
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    return figure
+
+
+def worth_of_evidence(calibration: Calibration) -> go.Figure:
+    """The learned trust in each tier's evidence, by the number of tokens that it matched.
+
+    A point is the mean over all strengths of such evidence, weighted by how often each was met.
+    """
+    figure = framed("What the evidence is worth", "tokens matched", "% trusted")
+    for tier, lengths in calibration.trusts.items():
+        met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
+        shown = [length for length in met if met[length] >= 1]
+        harvested = tier == HARVEST
+        look = ink(CONTEXT if harvested else tier)
+        figure.add_scatter(
+            x=shown,
+            y=[
+                round(100 * sum(map(mul, t.reached, t.values)) / met[length], 2)
+                for length in shown
+                for t in (lengths[length - 1],)
+            ],
+            name="Harvest" if harvested else look.title,
+            mode="lines+markers",
+            line={"color": look.colour, "width": 2, "dash": "dash" if harvested else "solid"},
+            customdata=[round(met[length]) for length in shown],
+            hovertemplate="%{y:.0f} % from %{customdata:,} tokens",
+        )
+    figure.update_xaxes(dtick=1)
+    figure.update_yaxes(range=[0, 100])
     return figure

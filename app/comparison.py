@@ -10,6 +10,7 @@ from statistics import median
 from time import perf_counter
 
 from engine.backends.base import Backend
+from engine.costs import CostCurve
 from engine.decode import decode, never
 from engine.drafters.base import Drafter
 from engine.methods import METHODS, Method
@@ -130,13 +131,15 @@ def run(
     drafters: Sequence[Drafter],
     generation: Generation,
     cancelled: Callable[[], bool] = never,
+    costs: CostCurve | None = None,
 ) -> Generator[Timed, None, None]:
     """Decode from an empty cache; yields the run as it grows, the finished run last."""
     backend.prefill(prompt[:1], never)
     prefill: Prefill | None = None
     steps: list[Step] = []
     pace = Pace(UPDATE_SECONDS)
-    for event in decode(backend, prompt, drafters, generation, method.drafting, cancelled):
+    drafting = method.drafting
+    for event in decode(backend, prompt, drafters, generation, drafting, cancelled, costs):
         if isinstance(event, Prefill):
             prefill = event
             continue
@@ -154,8 +157,9 @@ def compare(
     generation: Generation,
     repeats: int,
     cancelled: Callable[[], bool] = never,
+    costs: Callable[[], CostCurve | None] = lambda: None,
 ) -> Generator[Progress, None, None]:
-    """Run `repeats` pairs; `drafters` makes fresh ones that keep no trace of earlier runs.
+    """Run `repeats` pairs; `drafters` and `costs` give fresh ones without a trace of earlier runs.
 
     A few unmeasured steps come first, so that no run pays for waking the machine up.
     """
@@ -165,8 +169,12 @@ def compare(
         done: dict[str, Timed] = {}
         order = ("plain", "fast") if repeat % 2 == 0 else ("fast", "plain")
         for name in order:
-            chosen, helpers = (PLAIN, ()) if name == "plain" else (method, drafters())
-            for timed in run(backend, prompt, chosen, helpers, generation, cancelled):
+            running = (
+                run(backend, prompt, PLAIN, (), generation, cancelled)
+                if name == "plain"
+                else run(backend, prompt, method, drafters(), generation, cancelled, costs())
+            )
+            for timed in running:
                 done[name] = timed
                 yield Progress(tuple(pairs), repeat, timed)
             if cancelled():

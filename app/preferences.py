@@ -47,6 +47,10 @@ class Preferences:
         generation["sampling"] = Sampling.from_mapping(generation.get("sampling") or {})
         generation["stop"] = tuple(generation.get("stop") or ())
         drafting = dict(values.get("drafting") or {})
+        if "budget" not in drafting:
+            # Kept before budgets were measured: these limited what every machine drafts.
+            drafting.pop("nodes", None)
+            drafting.pop("threshold", None)
         if "tiers" in drafting:
             drafting["tiers"] = tuple(drafting["tiers"])
         return cls(

@@ -5,14 +5,15 @@ silences a source that fails.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.comparison import Timed
-from engine.drafters.base import Drafter
+from engine.budget import Budget
+from engine.drafters.base import Drafter, Likely
 from engine.methods import Databases
 from engine.settings import Generation
-from engine.types import Candidate
+from engine.tree import Tree
 
 
 class Guarded:
@@ -23,30 +24,36 @@ class Guarded:
         self.name = drafter.name
         self.silent = False
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        """The drafter's candidates."""
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+        """Let the drafter grow the tree; what a faulty one added is taken back."""
+        if self.silent:
+            return {}
+        before = len(tree)
         try:
-            return [] if self.silent else self.drafter.propose(tokens, room, threshold)
+            look_ups = self.drafter.grow(tree, tokens, budget)
+            drafted = tree.tokens[before + 1 :]
+            if drafted and not 0 <= min(drafted) <= max(drafted) < budget.vocabulary:
+                raise ValueError("it drafted a token that the model does not have")
+            return look_ups
         except Exception as error:
             # Whatever a damaged source raises, the target can go on without it.
+            tree.cut(before)
             self.fail(error)
-            return []
+            return {}
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Let the drafter learn."""
-        self.guard(self.drafter.observe, tokens, new)
+        self.guard(lambda: self.drafter.observe(tokens, new, likely))
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Let the drafter keep the answer."""
-        self.guard(self.drafter.finish, tokens, new)
+        self.guard(lambda: self.drafter.finish(tokens, new))
 
-    def guard(
-        self, learn: Callable[[Sequence[int], int], None], tokens: Sequence[int], new: int
-    ) -> None:
-        """Call a learning method unless the source is silent."""
+    def guard(self, learn: Callable[[], None]) -> None:
+        """Let the source learn unless it is silent."""
         try:
             if not self.silent:
-                learn(tokens, new)
+                learn()
         except Exception as error:
             # As above: not learning costs speed, losing the answer would cost the answer.
             self.fail(error)
@@ -55,8 +62,8 @@ class Guarded:
         """Silence the source and say so once."""
         self.silent = True
         self.report(
-            f"The {self.name} tier failed ({error}) and was switched off for this answer. "
-            "The text is not affected."
+            f"Drafting from the {self.name} failed ({error}) and was switched off for this "
+            "answer. The text is not affected."
         )
 
 

@@ -6,7 +6,7 @@ that fails costs memory, never the answer: it becomes a notice.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TypeVar
@@ -24,29 +24,29 @@ from app.comparison import (
     run,
     verdict,
 )
+from app.costs import Costs
 from app.model_thread import ModelThread
+from app.past import Pasts
 from app.preferences import Preferences
 from app.rooms import Answered, Guarded, Room, Rooms
 from app.writer import Update, Writer
 from engine.backends.base import Backend
 from engine.chat import Chat
+from engine.costs import CostCurve
 from engine.drafters.base import Drafter
-from engine.drafters.context import ContextDrafter
-from engine.drafters.model import ModelDrafter
-from engine.errors import PromptError, StorageError
-from engine.methods import METHODS, Databases, Method, untraced
+from engine.drafters.context import ContextTier
+from engine.errors import PromptError, StorageError, StrataError
+from engine.methods import METHODS, Databases, Method
 from engine.settings import Generation
 from engine.types import Message, Prefill
 from storage.contexts import ContextStore
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.ngrams import ModelNgrams
 from storage.statistics import StatisticsTable
 from storage.traces import Kind, Traces
 
 T = TypeVar("T")
 
-MODEL_GRAMS = 100_000
 TITLE = 48
 UNTITLED = "New conversation"
 
@@ -78,7 +78,8 @@ class Session:
         self.chat = Chat(backend)
         self.model = model or ModelThread()
         self.rooms = Rooms()
-        self.tiers: dict[str, ModelDrafter] = {}
+        self.pasts = Pasts(database, backend.info.fingerprint, self.keep)
+        self.costs = Costs(backend, database)
         self.stops: dict[tuple[str, str], threading.Event] = {}
         self.notices: dict[str, list[str]] = {}
         self.plain = UNMEASURED
@@ -187,7 +188,10 @@ class Session:
         self.chat.tokens = room.tokens
         fitting, dropped = self.chat.fit(messages)
         prompt = self.chat.prompt(fitting)
-        self.expect(room, prompt, fitting)
+        fresh = len(self.backend.tokenize(self.backend.render(fitting[-1:])))
+        room.databases.context.expect(prompt[: max(0, len(prompt) - fresh)])
+        drafters = self.guarded(owner, room.databases.drafters(method))
+        costs = self.costs.of(method) if drafters else None
         writer = Writer(
             self.conversations(owner),
             conversation_id,
@@ -196,10 +200,9 @@ class Session:
         )
         flag, pace = self.flag(owner, conversation_id), Pace(UPDATE_SECONDS)
         self.answering.add((owner, conversation_id))
-        drafters = self.guarded(owner, room.databases.drafters(method))
         try:
             for event in self.chat.reply(
-                prompt, drafters, generation, method.drafting, flag.is_set
+                prompt, drafters, generation, method.drafting, flag.is_set, costs
             ):
                 writer.add(event)
                 if writer.steps and (writer.finish or pace.due()):
@@ -212,9 +215,9 @@ class Session:
                 run_id = self.save(owner, conversation_id, timed, generation, method)
                 room.answered = Answered(writer.message.id, tuple(prompt), generation, timed)
                 writer.flush(run_id)
+                self.learn(owner, room.databases, costs)
             else:
                 writer.discard()
-            self.prune(owner)
 
     def prompt_messages(self, owner: str, conversation_id: str) -> list[Message]:
         """The conversation as the model reads it; messages in a row by one role become one.
@@ -244,46 +247,24 @@ class Session:
 
         def make() -> Room:
             log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
-            context = ContextDrafter(log, save)
-            return Room(Databases(context, self.model_tier(owner), self.statistics))
+            past = self.pasts.of(owner)
+            context = ContextTier(log, save)
+            return Room(Databases(context, past.tier, self.statistics, past.calibration))
 
         return self.rooms.get(owner, conversation_id, make)
 
-    def expect(self, room: Room, prompt: Sequence[int], messages: Sequence[Message]) -> None:
-        """Tell a context tier that was just loaded what of the prompt its log holds already."""
-        context = room.databases.context
-        if context.log and not context.seen:
-            fresh = len(self.backend.tokenize(self.backend.render(messages[-1:])))
-            context.seen = list(prompt[: max(0, len(prompt) - fresh)])
-
-    def model_tier(self, owner: str) -> ModelDrafter:
-        """What this model said to this owner before; learns and stores each answer."""
-        if owner not in self.tiers:
-            store = ModelNgrams(self.database, owner, self.backend.info.fingerprint)
-            grams = self.keep(owner, store.load) or []
-
-            def learned(fresh: Iterable[tuple[int, ...]]) -> None:
-                self.keep(owner, lambda: store.learn(fresh))
-
-            self.tiers[owner] = ModelDrafter(grams, learned)
-        return self.tiers[owner]
-
-    def prune(self, owner: str) -> None:
-        """Keep the model tier within its size; the next answer reads the rest again."""
-        if len(self.model_tier(owner).table) > MODEL_GRAMS * 1.1:
-            store = ModelNgrams(self.database, owner, self.backend.info.fingerprint)
-            self.keep(owner, lambda: store.prune(MODEL_GRAMS))
-            self.forget_tiers(owner)
-
-    def forget_tiers(self, owner: str) -> None:
-        """Read the owner's databases again when they are next needed."""
-        self.tiers.pop(owner, None)
-        self.rooms.close(owner)
+    def learn(self, owner: str, databases: Databases, costs: CostCurve | None) -> None:
+        """Keep what an answer taught beside its n-grams, which the model tier stores itself."""
+        self.pasts.save(owner, databases.calibration)
+        if costs is not None:
+            self.keep(owner, self.costs.save)
+        if self.pasts.prune(owner):
+            self.rooms.close(owner)
 
     def wipe_model(self, owner: str) -> None:
-        """Forget what this model said to the owner."""
-        ModelNgrams(self.database, owner, self.backend.info.fingerprint).wipe()
-        self.forget_tiers(owner)
+        """Forget what this model said to the owner, and what that taught about the evidence."""
+        self.pasts.wipe(owner)
+        self.rooms.close(owner)
 
     def wipe_context(self, owner: str, conversation_id: str) -> None:
         """Forget the token log of a conversation; its messages stay."""
@@ -302,6 +283,18 @@ class Session:
         speed = self.model.run(lambda: plain_speed(self.backend, self.backend.tokenize(text)))
         self.plain = PlainSpeed(speed, "at start")
         return speed
+
+    def prepare(self, progress: Callable[[float], None] = lambda share: None) -> None:
+        """Know what forwards cost: as it was stored, else as it is measured now."""
+        try:
+            if self.costs.wanted and not self.costs.load():
+                self.measure_costs(progress)
+        except StrataError as error:
+            self.database.notices.append(str(error))
+
+    def measure_costs(self, progress: Callable[[float], None] = lambda share: None) -> None:
+        """Measure what forwards cost, in about two seconds, once nobody uses the model."""
+        self.model.run(lambda: self.costs.measure(progress))
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof]:
         """Decode the last answer again without drafts, from the same prompt and seed."""
@@ -334,12 +327,19 @@ class Session:
         flag.clear()
         messages = [Message("system", system.strip())] if system.strip() else []
         prompt = self.chat.prompt([*messages, Message("user", text)], known=())
-        base = Databases(model=self.model_tier(owner), statistics=self.statistics)
+        past = self.pasts.of(owner)
+        base = Databases(None, past.tier, self.statistics, past.calibration)
 
         def drafters() -> list[Drafter]:
-            return self.guarded(owner, untraced(base.for_measuring().drafters(method)))
+            base.drafters(method)  # what takes long to make is made once for all repeats
+            return self.guarded(owner, base.for_measuring().drafters(method))
 
-        pairs = compare(self.backend, prompt, method, drafters, generation, repeats, flag.is_set)
+        def costs() -> CostCurve | None:
+            return self.costs.copy_of(method)
+
+        pairs = compare(
+            self.backend, prompt, method, drafters, generation, repeats, flag.is_set, costs
+        )
         progress = None
         for progress in self.model.stream(pairs):
             yield progress

@@ -115,7 +115,7 @@ def build(session: Session, notices: Sequence[str] = (), demonstration: bool = F
             with gr.Tab("Compare"):
                 pair = compare.build(session)
             with gr.Tab("Diagnostics") as tab:
-                runs = diagnostics.build(tab)
+                runs = diagnostics.build(tab, session)
             if not session.guests:
                 with gr.Tab("Databases") as tab:
                     tiers = databases.build(tab)

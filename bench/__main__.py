@@ -4,10 +4,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import speed
+from bench import ablation, inflate, lookup, replay, speed
 from engine.errors import StrataError
 
-COMMANDS = {"speed": speed}
+COMMANDS = {
+    "ablation": ablation,
+    "speed": speed,
+    "inflate": inflate,
+    "replay": replay,
+    "lookup": lookup,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,9 +1,16 @@
-"""Speed of decoding methods on the same prompts, in one process, in rotated order.
+"""Speed of decoding methods and their peers on the same prompts, in one process, in rotated order.
 
 Every run starts with an empty cache. A method's model tier learns from each answer once, after
-its repeats, so no repeat is drafted from the one before. Times are wall times; a prompt's time is
-the median of its repeats; a method's speed is all its tokens over all its time. Step figures
-(drafting, acceptance) are the last repeat's, which finds look-ups cached by the ones before.
+its repeats, so no repeat is drafted from the one before; and each method opens the statistics for
+itself, so none finds look-ups cached that another has paid for. Times are wall times; a prompt's
+time is the median of its repeats; a method's speed is all its tokens over all its time. Step
+figures (drafting, acceptance, look-ups, forwards) are of the first repeat of each prompt, whose
+look-ups are cold: what a user meets. The cost of a forward is measured once, before anything else;
+every method with an adaptive budget starts from it and corrects a copy of its own.
+
+`forward_share` is the part of the decode time that the target's forwards take, verify seconds /
+decode seconds. It is also how near a method comes to its bound, the decode speed it would have if
+nothing but forwards took time: mean acceptance length / mean verify seconds.
 """
 
 import argparse
@@ -11,65 +18,87 @@ import json
 import platform
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from statistics import median, quantiles
-from time import perf_counter
 from typing import Any
 
 import torch
-from tqdm import tqdm
+import transformers
 
+from bench.peers import (
+    ASSISTED,
+    GENERATE,
+    PEERS,
+    PROMPT_LOOKUP,
+    Peer,
+    Result,
+    divergences,
+    is_adaptive,
+    load_assistant,
+    measure,
+    peer_named,
+)
 from engine.backends.load import load_transformers
 from engine.backends.transformers import TransformersBackend
 from engine.chat import Chat
-from engine.decode import decode
+from engine.costs import measure_costs
 from engine.errors import PromptError, SettingError
-from engine.methods import METHODS, Databases, Method, method_named, untraced
-from engine.metrics import Metrics, summarise
-from engine.settings import Drafting, Generation, Sampling
-from engine.types import TIERS, Message, Prefill, Step
+from engine.methods import METHODS, Databases, Method, method_named
+from engine.settings import BUDGETS, Drafting, Generation, Sampling
+from engine.types import STATISTICS, TIERS, Message
 from storage.statistics import StatisticsTable, find_table
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
+SMALL = EMBEDDED.with_name("small")
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
-GENERATE = "generate"
-METHOD_NAMES = ("plain", GENERATE, *(name for name in METHODS if name != "plain"))
-
-
-@dataclass
-class Result:
-    """One method on one prompt: its tokens and one time per repeat."""
-
-    category: str
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    decode_seconds: list[float] = field(default_factory=list)
-    metrics: Metrics | None = None
-    look_ups: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+RANDOM = "random"
+RANDOM_PROMPTS, RANDOM_TOKENS, RANDOM_SEED = 8, 200, 0
+METHOD_NAMES = ("plain", *PEERS, *(name for name in METHODS if name != "plain"))
+DEFAULT = "plain,generate,prompt-lookup,assisted,rest,hd-published,lookup,hd"
+BASES = ("plain", GENERATE)
+"""Speedups are against the faster of these."""
+BEST_PEERS = (PROMPT_LOOKUP, "hd-published")
+"""`over_best_peer` is against the faster of these: the ones to beat."""
+REPORTED = (
+    *("skip", "limit", "max_new_tokens", "temperature", "min_p", "seed", "repeats"),
+    *("policy", "nodes", "budget", "harvest"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench speed`."""
-    parser.add_argument("--model", default="embedded", help="'embedded', a folder or a hub id")
-    parser.add_argument("--methods", default="plain,generate,hd,hd-published")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines with 'turns'")
-    parser.add_argument("--limit", type=int, default=0, help="prompts in all, 0 for every one")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--nodes", type=int, default=Drafting().nodes)
-    parser.add_argument("--policy", default=Drafting().policy)
-    parser.add_argument("--statistics", type=Path, help="a statistics file (default: the shipped)")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device", default="auto")
+    add = parser.add_argument
+    add("--model", default="embedded", help="'embedded', a folder or a hub id")
+    add("--assistant", help="the draft model of 'assisted' (the embedded model brings one)")
+    add("--methods", default=DEFAULT)
+    add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns', or 'random' tokens")
+    add("--skip", type=int, default=0, help="leave out the first N of every category")
+    add("--limit", type=int, default=0, help="prompts in all, 0 for every one (random: 8)")
+    add("--max-new-tokens", type=int, default=128)
+    add("--temperature", type=float, default=0.0)
+    add("--min-p", type=float, default=0.0)
+    add("--seed", type=int, default=0)
+    add("--repeats", type=int, default=1)
+    add("--nodes", type=int, default=Drafting().nodes)
+    add("--policy", default=Drafting().policy)
+    add("--budget", default=Drafting().budget, help=f"{' or '.join(BUDGETS)}: what limits a draft")
+    add("--harvest", action=argparse.BooleanOptionalAction, default=Drafting().harvest)
+    add("--statistics", type=Path, help="a statistics file (default: the shipped)")
+    add("--dtype", default="auto")
+    add("--device", default="auto")
+    add("--threads", type=int, default=0, help="threads of torch, 0 leaves them as they are")
+    add("--save", type=Path, metavar="FILE", help="write the JSON line to a file as well")
 
 
-def read_prompts(path: Path, limit: int) -> list[tuple[str, str]]:
-    """(category, first turn) of each question; a limit takes from all categories in turn."""
+def read_prompts(path: Path, limit: int, skip: int = 0) -> list[tuple[str, str]]:
+    """(category, first turn) of each question; a limit takes from all categories in turn.
+
+    The first `skip` questions of every category are left out, to measure on held-out ones.
+    """
     categories: dict[str, list[tuple[str, str]]] = defaultdict(list)
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -82,8 +111,25 @@ def read_prompts(path: Path, limit: int) -> list[tuple[str, str]]:
             f"The prompts in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
             'object with "turns", a list of texts.'
         ) from error
-    mixed = [p[i] for i in range(longest) for p in categories.values() if i < len(p)]
+    if skip >= longest:
+        raise SettingError(
+            f"Skipping {skip} leaves none: no category has more than {longest} prompts."
+        )
+    mixed = [p[i] for i in range(skip, longest) for p in categories.values() if i < len(p)]
     return mixed[: limit or None]
+
+
+def random_prompts(backend: TransformersBackend, limit: int, skip: int = 0) -> list[list[int]]:
+    """Prompts of tokens drawn evenly, the same each time: a text in which nothing is to be found.
+
+    Neither special tokens nor others that the tokenizer adds to its vocabulary are drawn.
+    """
+    tokenizer, size = backend.tokenizer, backend.info.vocabulary_size
+    added = {*backend.info.eos_ids, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    usable = sorted({i for i in tokenizer.get_vocab().values() if i < size} - added)
+    draw = Random(RANDOM_SEED)
+    count = skip + (limit or RANDOM_PROMPTS)
+    return [draw.choices(usable, k=RANDOM_TOKENS) for _ in range(count)][skip:]
 
 
 def cut_prompt(chat: Chat, text: str, room: int) -> list[int]:
@@ -97,128 +143,111 @@ def cut_prompt(chat: Chat, text: str, room: int) -> list[int]:
             raise PromptError(f"There is no room for a question in {room} tokens.")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Measure and print."""
+def checked_names(options: argparse.Namespace) -> list[str]:
+    """The methods of the run. Raises SettingError for options that cannot work, before any load."""
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
     for name in names:
         if name not in METHOD_NAMES:
             known = ", ".join(METHOD_NAMES)
             raise SettingError(f"There is no method {name!r}. Choose from: {known}.")
-    if not names or options.repeats < 1 or options.limit < 0:
-        raise SettingError("Give at least one method and one repeat, and no negative limit.")
-    prompts = read_prompts(options.prompts, options.limit)
+    counts = (options.limit, options.skip, options.threads)
+    if not names or options.repeats < 1 or min(counts) < 0:
+        raise SettingError(
+            "Give at least one method and one repeat, and no negative limit, skip or threads."
+        )
+    if ASSISTED in names and options.model != "embedded" and not options.assistant:
+        raise SettingError(
+            f"The method {ASSISTED!r} needs a draft model for {options.model!r}: name one with "
+            f"--assistant, or leave {ASSISTED!r} out of --methods."
+        )
+    if options.save:
+        try:
+            options.save.touch()  # better now than after an hour of measuring
+        except OSError as error:
+            raise SettingError(
+                f"The file {str(options.save)!r} cannot be written ({error.strerror}). "
+                "Choose another place."
+            ) from error
+    return names
+
+
+def prepared(
+    backend: TransformersBackend, options: argparse.Namespace, questions: list[tuple[str, str]]
+) -> list[tuple[str, list[int]]]:
+    """(category, tokens) of each prompt, cut so that an answer fits behind it."""
+    room = backend.info.context_length - options.max_new_tokens - 1
+    chat = Chat(backend)
+    if options.prompts != RANDOM:
+        return [(category, cut_prompt(chat, text, room)) for category, text in questions]
+    if room < 1:
+        raise PromptError(f"There is no room for a prompt in {room} tokens.")
+    drawn = random_prompts(backend, options.limit, options.skip)
+    return [(RANDOM, tokens[:room]) for tokens in drawn]
+
+
+def open_databases(
+    backend: TransformersBackend,
+    methods: dict[str, Method | Peer],
+    file: Path | None,
+    stack: ExitStack,
+) -> dict[str, Databases]:
+    """Empty databases per method, with the statistics where it asks them; `stack` closes those."""
+    databases = {name: Databases() for name in methods}
+    tokenizer = backend.info.tokenizer_fingerprint
+    for name, method in methods.items():
+        if isinstance(method, Method) and STATISTICS in method.drafting.tiers:
+            table = StatisticsTable(file) if file else find_table(tokenizer, ASSETS / "statistics")
+            if table is not None:
+                stack.callback(table.close)
+            databases[name] = Databases(statistics=table)
+    return databases
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print, save."""
+    names = checked_names(options)
     sampling = Sampling(temperature=options.temperature, min_p=options.min_p, seed=options.seed)
     generation = Generation(sampling, max_tokens=options.max_new_tokens)
-    drafting = Drafting(nodes=options.nodes, policy=options.policy)
-    methods = {name: None if name == GENERATE else method_named(name, drafting) for name in names}
-    source = str(EMBEDDED) if options.model == "embedded" else options.model
-    backend = load_transformers(source, device=options.device, dtype=options.dtype)
-    table = (
-        StatisticsTable(options.statistics)
-        if options.statistics
-        else find_table(backend.info.tokenizer_fingerprint, ASSETS / "statistics")
+    drafting = Drafting(
+        nodes=options.nodes,
+        policy=options.policy,
+        budget=options.budget,
+        harvest=options.harvest,
     )
-    results = measure(backend, table, methods, prompts, generation, options.repeats)
-    report(backend, results, options)
-
-
-def measure(
-    backend: TransformersBackend,
-    table: StatisticsTable | None,
-    methods: dict[str, Method | None],
-    prompts: Sequence[tuple[str, str]],
-    generation: Generation,
-    repeats: int,
-) -> dict[str, list[Result]]:
-    """Every method on every prompt, the order rotated from run to run."""
-    chat = Chat(backend)
-    room = backend.info.context_length - generation.max_tokens - 1
-    databases = {name: Databases(statistics=table) for name in methods}
-    results: dict[str, list[Result]] = {name: [] for name in methods}
-    warm_up = cut_prompt(chat, "Say hello.", room)
-    short = Generation(generation.sampling, max_tokens=8)
-    for method in methods.values():
-        one_run(backend, method, Databases(statistics=table), warm_up, short, Result(""))
-    names = list(methods)
-    for number, (category, text) in enumerate(tqdm(prompts, desc="Prompts", leave=False)):
-        prompt = cut_prompt(chat, text, room)
-        for name in names:
-            results[name].append(Result(category))
-        for repeat in range(repeats):
-            turn = (number + repeat) % len(names)
-            for name in names[turn:] + names[:turn]:
-                fresh = databases[name].for_measuring()
-                one_run(backend, methods[name], fresh, prompt, generation, results[name][-1])
-        for name, method in methods.items():
-            answer = results[name][-1].tokens
-            if method is not None:
-                for drafter in databases[name].drafters(method):
-                    drafter.finish([*prompt, *answer], len(answer))
-    return results
-
-
-def one_run(
-    backend: TransformersBackend,
-    method: Method | None,
-    databases: Databases,
-    prompt: list[int],
-    generation: Generation,
-    result: Result,
-) -> None:
-    """One answer by one method from an empty cache, added to `result`."""
-    backend.reset()
-    if method is None:
-        library_run(backend, prompt, generation, result)
-        return
-    drafters = untraced(databases.drafters(method))
-    start = perf_counter()
-    events = list(decode(backend, prompt, drafters, generation, method.drafting))
-    result.seconds.append(perf_counter() - start)
-    steps = [event for event in events if isinstance(event, Step)]
-    prefill = next(event for event in events if isinstance(event, Prefill))
-    result.metrics = summarise(prefill, steps)
-    result.decode_seconds.append(result.metrics.decode_seconds)
-    for step in steps:
-        for tier, seconds in step.look_ups.items():
-            result.look_ups[tier].append(seconds)
-    result.tokens = [token.id for step in steps for token in step.tokens]
-
-
-class Arrivals:
-    """The streamer of `generate()`: notes when tokens arrive."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt first, then with each token."""
-        self.times.append(perf_counter())
-
-    def end(self) -> None:
-        """Called when the answer is over."""
-
-
-def library_run(
-    backend: TransformersBackend, prompt: list[int], generation: Generation, result: Result
-) -> None:
-    """The library's own `generate()` with the same settings (its own random numbers)."""
-    sampling = generation.sampling
-    warm = sampling.temperature > 0
-    settings: dict[str, Any] = {"do_sample": warm, "max_new_tokens": generation.max_tokens}
-    if warm:
-        settings |= {"temperature": sampling.temperature, "min_p": sampling.min_p}
-        settings |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
-        torch.manual_seed(sampling.seed)
-    inputs = torch.tensor([prompt], device=backend.model.device)
-    arrivals = Arrivals()
-    start = perf_counter()
-    with torch.inference_mode():
-        output = backend.model.generate(
-            inputs, attention_mask=torch.ones_like(inputs), streamer=arrivals, **settings
-        )
-    result.seconds.append(perf_counter() - start)
-    result.decode_seconds.append(arrivals.times[-1] - arrivals.times[0])
-    result.tokens = output[0, len(prompt) :].tolist()
+    questions = []
+    if options.prompts != RANDOM:
+        questions = read_prompts(Path(options.prompts), options.limit, options.skip)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    source = str(EMBEDDED) if options.model == "embedded" else options.model
+    backend = load_transformers(source, options.device, options.dtype)
+    small = options.assistant or str(SMALL)
+    assistant = load_assistant(small, backend) if ASSISTED in names else None
+    methods = {
+        name: peer_named(name, assistant) if name in PEERS else method_named(name, drafting)
+        for name in names
+    }
+    prompts = prepared(backend, options, questions)
+    adaptive = backend.info.can_tree and any(is_adaptive(method) for method in methods.values())
+    curve = measure_costs(backend) if adaptive else None
+    with ExitStack() as stack:
+        databases = open_databases(backend, methods, options.statistics, stack)
+        results = measure(backend, databases, methods, prompts, generation, options.repeats, curve)
+    figures = {name: summary(name, results, options.temperature) for name in names}
+    add_gaps(backend, figures, results, [tokens for _, tokens in prompts], sampling)
+    record = conditions(backend, options) | {
+        "assistant": assistant.info.name if assistant else None,
+        "statistics": any(own.statistics is not None for own in databases.values()),
+        "prompts": len(prompts),
+        "forward_ms": {n: round(1e3 * t, 4) for n, t in curve.points.items()} if curve else None,
+        "methods": figures,
+        "categories": dict(categories(results)),
+    }
+    show(record)
+    line = json.dumps(record)
+    print(f"\n{line}")
+    if options.save:
+        options.save.write_text(f"{line}\n", encoding="utf-8")
 
 
 def speed(results: Sequence[Result], decode_only: bool = False) -> float:
@@ -230,42 +259,78 @@ def speed(results: Sequence[Result], decode_only: bool = False) -> float:
 def summary(name: str, results: dict[str, list[Result]], temperature: float) -> dict[str, Any]:
     """One method's figures against the faster of plain and generate()."""
     own = results[name]
-    bases = [base for base in ("plain", GENERATE) if base in results] or [name]
+    bases = [base for base in BASES if base in results] or [name]
     base = max(bases, key=lambda base: speed(results[base]))
     ratios = [
         (len(mine.tokens) / median(mine.seconds)) / (len(other.tokens) / median(other.seconds))
         for mine, other in zip(own, results[base], strict=True)
     ]
-    metrics = [result.metrics for result in own if result.metrics]
-    forwards = sum(m.forwards for m in metrics) or 1
-    comparable = "plain" in results and (name != GENERATE or temperature == 0)
     spread = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    figures = {
+    best = [speed(results[peer]) for peer in BEST_PEERS if peer in results]
+    comparable = "plain" in results and (name not in PEERS or temperature == 0)
+    differing = (
+        sum(mine.tokens != plain.tokens for mine, plain in zip(own, results["plain"], strict=True))
+        if comparable
+        else None
+    )
+    return {
         "tokens_per_second": speed(own),
         "decode_tokens_per_second": speed(own, decode_only=True),
         "speedup": speed(own) / speed(results[base]),
         "decode_speedup": speed(own, True) / max(speed(results[b], True) for b in bases),
         "speedup_quartiles": [round(value, 3) for value in spread],
-        "identical": [r.tokens for r in own] == [r.tokens for r in results["plain"]]
-        if comparable
-        else None,
+        "over_best_peer": speed(own) / max(best) if best else None,
+        "identical": None if differing is None else differing == 0,
+        "differing_answers": differing,
+        "unsteady_answers": sum(not result.steady for result in own),
+        **step_figures(own),
     }
-    if metrics:
-        decode = sum(m.decode_seconds for m in metrics)
-        steps = sum(m.acceptance_ratio * m.tokens for m in metrics)
-        figures |= {
-            "mean_acceptance_length": sum(m.tokens for m in metrics) / forwards,
-            "acceptance_ratio": steps / sum(m.tokens for m in metrics),
-            "draft_ms_per_step": 1e3 * sum(m.draft_seconds for m in metrics) / forwards,
-            "draft_share": sum(m.draft_seconds for m in metrics) / decode,
-            "step_ms": 1e3 * decode / forwards,
-            "look_up_us": {
-                tier: round(1e6 * median(t for r in own for t in r.look_ups[tier]), 1)
-                for tier in TIERS
-                if any(result.look_ups[tier] for result in own)
-            },
+
+
+def step_figures(own: Sequence[Result]) -> dict[str, Any]:
+    """What one method's forwards gave; what its steps cost, where they are ours."""
+    metrics = [result.metrics for result in own if result.metrics]
+    tokens, forwards = sum(len(r.tokens) for r in own), sum(r.forwards for r in own)
+    figures: dict[str, Any] = {"mean_acceptance_length": tokens / (forwards or 1)}
+    if not metrics:
+        return figures
+    decode = sum(m.decode_seconds for m in metrics)
+    drafted = sum(m.draft_seconds for m in metrics)
+    verified = sum(m.verify_seconds for m in metrics)
+    return figures | {
+        "acceptance_ratio": sum(m.acceptance_ratio * m.tokens for m in metrics) / tokens,
+        "draft_ms_per_step": 1e3 * drafted / forwards,
+        "draft_share": drafted / decode,
+        "verify_ms_per_step": 1e3 * verified / forwards,
+        "forward_share": verified / decode,
+        "step_ms": 1e3 * decode / forwards,
+        "look_up_us": {
+            tier: round(1e6 * median(t for r in own for t in r.look_ups[tier]), 1)
+            for tier in TIERS
+            if any(result.look_ups[tier] for result in own)
+        },
+    }
+
+
+def add_gaps(
+    backend: TransformersBackend,
+    figures: dict[str, dict[str, Any]],
+    results: dict[str, list[Result]],
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+) -> None:
+    """Say of every answer that differs from the plain one where it parts, and how near a tie."""
+    differing = [name for name in figures if figures[name]["differing_answers"]]
+    if not differing:
+        return
+    answers = {name: [r.tokens for r in results[name]] for name in ("plain", *differing)}
+    found = divergences(backend, prompts, answers, sampling)
+    for name in differing:
+        gaps = [divergence.gap for divergence in found[name]]
+        figures[name] |= {
+            "largest_gap": None if None in gaps else max(gap for gap in gaps if gap is not None),
+            "divergences": [divergence.mapping() for divergence in found[name]],
         }
-    return figures
 
 
 def categories(results: dict[str, list[Result]]) -> Iterator[tuple[str, dict[str, float]]]:
@@ -275,60 +340,79 @@ def categories(results: dict[str, list[Result]]) -> Iterator[tuple[str, dict[str
         speeds = {
             name: speed([r for r in own if r.category == category]) for name, own in results.items()
         }
-        bases = [speeds[name] for name in ("plain", GENERATE) if name in speeds]
+        bases = [speeds[name] for name in BASES if name in speeds]
         base = max(bases or list(speeds.values()))
         yield category, {name: value / base for name, value in speeds.items()}
 
 
-def report(
-    backend: TransformersBackend, results: dict[str, list[Result]], options: argparse.Namespace
-) -> None:
-    """Print the tables and the JSON line."""
+def conditions(backend: TransformersBackend, options: argparse.Namespace) -> dict[str, Any]:
+    """What was measured, where and when. Paths are left out, file names stay."""
     info = backend.info
-    methods = {name: summary(name, results, options.temperature) for name in results}
-    count = len(next(iter(results.values())))
+    on_cuda = backend.model.device.type == "cuda"
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": info.name,
+        "parameters": info.parameters,
+        "dtype": info.dtype,
+        "device": info.device,
+        "machine": torch.cuda.get_device_name() if on_cuda else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "prompt_file": Path(options.prompts).name,
+        **{name: getattr(options, name) for name in REPORTED if hasattr(options, name)},
+    }
+
+
+def show(record: dict[str, Any]) -> None:
+    """Print the tables."""
+    methods = record["methods"]
     print(
-        f"{info.name} ({info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.device}), "
-        f"{count} prompts, up to {options.max_new_tokens} tokens, T={options.temperature:g}, "
-        f"min-p {options.min_p:g}, "
-        f"{torch.get_num_threads()} threads, {platform.machine()}"
+        f"{record['model']} ({record['parameters'] / 1e6:.1f} M parameters, {record['dtype']}, "
+        f"{record['device']}), {record['prompts']} prompts, up to {record['max_new_tokens']} "
+        f"tokens, T={record['temperature']:g}, min-p {record['min_p']:g}, {record['threads']} "
+        f"threads, {record['machine']}, torch {record['torch']}, "
+        f"{'with' if record['statistics'] else 'no'} statistics, {record['date'][:10]}"
     )
+    if record["forward_ms"]:
+        points = ", ".join(f"{n}: {ms:.4g}" for n, ms in record["forward_ms"].items())
+        print(f"ms of a forward by drafted nodes: {points}")
     print(
-        f"\n{'method':14}{'tok/s':>8}{'speedup':>9}{'quartiles':>15}{'decode':>8}{'tok/step':>10}"
-        f"{'ratio':>7}{'draft ms':>10}{'draft %':>9}  same text"
+        f"\n{'method':14}{'tok/s':>8}{'speedup':>9}{'quartiles':>15}{'vs peers':>9}{'decode':>8}"
+        f"{'tok/step':>10}{'ratio':>7}{'draft ms':>10}{'draft %':>9}{'forward %':>11}  same text"
     )
     for name, f in methods.items():
         low, _, high = f["speedup_quartiles"]
+        peers = f"{f['over_best_peer']:8.2f}x" if f["over_best_peer"] else " " * 9
         drafted = (
-            f"{f['mean_acceptance_length']:10.2f}{f['acceptance_ratio']:7.0%}"
-            f"{f['draft_ms_per_step']:10.3f}{f['draft_share']:9.1%}"
+            f"{f['acceptance_ratio']:7.0%}{f['draft_ms_per_step']:10.3f}{f['draft_share']:9.1%}"
+            f"{f['forward_share']:11.1%}"
             if "step_ms" in f
-            else f"{'':36}"
+            else " " * 37
         )
-        same = {True: "yes", False: "NO", None: "-"}[f["identical"]]
         print(
-            f"{name:14}{f['tokens_per_second']:8.1f}{f['speedup']:8.2f}x"
-            f"{low:8.2f} - {high:4.2f}{f['decode_speedup']:7.2f}x{drafted}  {same}"
+            f"{name:14}{f['tokens_per_second']:8.1f}{f['speedup']:8.2f}x{low:8.2f} - {high:4.2f}"
+            f"{peers}{f['decode_speedup']:7.2f}x{f['mean_acceptance_length']:10.2f}{drafted}"
+            f"  {verdict(f)}"
         )
+    print()
     for name, f in methods.items():
         if f.get("look_up_us"):
             tiers = ", ".join(f"{tier} {value:.0f}" for tier, value in f["look_up_us"].items())
-            print(f"\nmedian look-up of {name}, us per step: {tiers}", end="")
-    print(f"\n\n{'category':18}" + "".join(f"{name:>14}" for name in results))
-    for category, speedups in categories(results):
+            print(f"median look-up of {name}, us per step: {tiers}")
+        if f["unsteady_answers"]:
+            print(f"{name}: {f['unsteady_answers']} answers differ between repeats")
+    print(f"\n{'category':18}" + "".join(f"{name:>14}" for name in methods))
+    for category, speedups in record["categories"].items():
         print(f"{category:18}" + "".join(f"{value:13.2f}x" for value in speedups.values()))
-    print()
-    print(
-        json.dumps(
-            {
-                "model": info.name,
-                "temperature": options.temperature,
-                "min_p": options.min_p,
-                "prompts": count,
-                "max_new_tokens": options.max_new_tokens,
-                "nodes": options.nodes,
-                "threads": torch.get_num_threads(),
-                "methods": methods,
-            }
-        )
-    )
+
+
+def verdict(figures: dict[str, Any]) -> str:
+    """Whether a method said what plain decoding said, in a few words."""
+    if figures["identical"] is None:
+        return "-"
+    if figures["identical"]:
+        return "yes"
+    largest = figures["largest_gap"]
+    gap = "lengths differ" if largest is None else f"gap at most {largest:.3g}"
+    return f"NO: {figures['differing_answers']} differ, {gap}"

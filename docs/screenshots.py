@@ -73,7 +73,7 @@ def tour(page: Page, address: str) -> None:
     page.get_by_role("tab", name="Compare").click()
     page.get_by_label("Prompt").fill(PROMPT)
     page.get_by_role("button", name="Compare").click()
-    page.get_by_text("Identical", exact=False).last.wait_for()
+    page.wait_for_selector("#verdict .same")
     page.wait_for_timeout(4000)
     page.screenshot(path=IMAGES / "compare-light.png", full_page=True)
     for name in ("Diagnostics", "Databases"):

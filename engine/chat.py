@@ -9,6 +9,7 @@ an end token), and only the rest is tokenized: the second turn costs no more tha
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.backends.base import Backend
+from engine.costs import CostCurve
 from engine.decode import decode, never
 from engine.drafters.base import Drafter
 from engine.errors import PromptError
@@ -64,10 +65,11 @@ class Chat:
         generation: Generation,
         drafting: Drafting,
         cancelled: Callable[[], bool] = never,
+        costs: CostCurve | None = None,
     ) -> Iterator[Prefill | Step]:
         """The events of one answer (engine/decode.py); remembers its tokens for the next turn."""
         self.tokens = list(prompt)
-        for event in decode(self.backend, prompt, drafters, generation, drafting, cancelled):
+        for event in decode(self.backend, prompt, drafters, generation, drafting, cancelled, costs):
             if isinstance(event, Step):
                 self.tokens += [token.id for token in event.tokens]
             yield event

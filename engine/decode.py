@@ -11,11 +11,13 @@ from time import perf_counter
 from typing import Any
 
 from engine.backends.base import Backend, Scores
-from engine.drafters.base import Drafter
+from engine.budget import Budget, Governor
+from engine.costs import CostCurve
+from engine.drafters.base import Drafter, Likely
 from engine.errors import PromptError
 from engine.settings import Drafting, Generation
 from engine.text import TextStream
-from engine.tree import Mixture, Tree
+from engine.tree import Tree
 from engine.types import TARGET, Finish, Prefill, Step, Token
 
 
@@ -31,20 +33,23 @@ def decode(
     generation: Generation,
     drafting: Drafting,
     cancelled: Callable[[], bool] = never,
+    costs: CostCurve | None = None,
 ) -> Iterator[Prefill | Step]:
     """Answer `prompt`: yields one Prefill, then one Step per target forward.
 
-    The last Step carries the reason it is the last. The time a consumer takes between two events
-    is not counted. Raises PromptError when the prompt is empty or leaves no room for an answer.
+    The last Step carries the reason it is the last. `costs` bounds what is drafted, and learns from
+    every step. The time a consumer takes between two events is not counted. Raises PromptError when
+    the prompt is empty or leaves no room for an answer.
     """
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
+    governor = Governor(drafting, backend.info.vocabulary_size, costs)
     try:
         clock = perf_counter()
         reused = backend.prefill(tokens, cancelled)
         for drafter in drafters:
-            drafter.observe(tokens, len(tokens))
+            drafter.observe(tokens, len(tokens), None)
         yield Prefill(len(tokens), reused, perf_counter() - clock)
         index = 0
         if cancelled():
@@ -53,8 +58,7 @@ def decode(
         while answer.finish is None:
             clock = perf_counter()
             depth = answer.limit - len(tokens) - 1
-            vocabulary = backend.info.vocabulary_size
-            tree, look_ups = draft(drafters, tokens, drafting, depth, vocabulary)
+            tree, look_ups = draft(drafters, tokens, governor.budget(depth))
             drafted = perf_counter()
             scores = backend.score(tree, generation.sampling)
             scored = perf_counter()
@@ -65,8 +69,16 @@ def decode(
             tokens += chosen[: len(emitted)]
             kept = perf_counter()
             for drafter in drafters:
-                drafter.observe(tokens, len(emitted))
+                drafter.observe(tokens, len(emitted), successors(scores, (0, *rows)))
             learned = perf_counter()
+            governor.observe(
+                len(tree),
+                len(emitted),
+                verify=scored - drafted,
+                draft=drafted - clock,
+                learn=learned - kept,
+                other=kept - scored,
+            )
             yield Step(
                 index,
                 tuple(emitted),
@@ -84,42 +96,24 @@ def decode(
             drafter.finish(tokens, len(tokens) - len(prompt))
 
 
+def successors(scores: Scores, rows: Sequence[int]) -> Likely:
+    """The target's likeliest tokens at each place of the walk through `rows`, when asked for."""
+    return lambda index: scores.likely(rows[index])
+
+
 def draft(
-    drafters: Sequence[Drafter],
-    tokens: Sequence[int],
-    drafting: Drafting,
-    depth: int,
-    vocabulary: int,
+    drafters: Sequence[Drafter], tokens: Sequence[int], budget: Budget
 ) -> tuple[Tree, dict[str, float]]:
-    """A tree of at most `drafting.nodes` nodes and `depth` levels, and the seconds per tier.
+    """A tree of what may follow, and the seconds that each source spent on look-ups.
 
-    Tokens outside the vocabulary, from a damaged or foreign database, are never drafted.
-
-    Hierarchical access asks tier after tier and stops as soon as the tree is full; merged access
-    asks all of them and takes the likeliest candidates of their mixture.
+    Drafter after drafter grows it as long as there is room, the fastest first.
     """
-    tree, mixture = Tree(tokens[-1]), Mixture()
+    tree = Tree(tokens[-1])
     look_ups: dict[str, float] = {}
-    if depth < 1:
-        return tree, look_ups
     for drafter in drafters:
-        room = drafting.nodes - len(tree)
-        if room <= 0:
+        if len(tree) >= budget.nodes:
             break
-        clock = perf_counter()
-        found = drafter.propose(tokens, room, drafting.threshold)
-        found = [
-            candidate
-            for candidate in found
-            if 0 < len(candidate.path) <= depth and 0 <= candidate.path[-1] < vocabulary
-        ]
-        if drafting.policy == "merged":
-            mixture.add(found, drafter.name)
-        else:
-            for candidate in found[:room]:
-                tree.add(candidate, drafter.name)
-        look_ups[drafter.name] = perf_counter() - clock
-    mixture.grow(tree, drafting.nodes)
+        look_ups.update(drafter.grow(tree, tokens, budget))
     return tree, look_ups
 
 

@@ -2,21 +2,31 @@
 
 A method is a `Drafting` with a name. The chat, the comparison and the benchmark all choose from
 METHODS, so a figure in one of them means the same in the others.
+
+"rest" and "lookup" are peers, for comparison. "rest" stands for REST (arXiv 2311.08252): it drafts
+from a store of large texts alone. It differs in the store, a table of n-grams with counts, asked
+with two tokens and then one and answering up to four, where REST has a suffix array, matches
+longer suffixes and samples more continuations; the drafts are verified in one tree in both.
+"lookup" is prompt lookup with the library's own rules (engine/drafters/lookup.py).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from engine.drafters.base import Drafter, Frozen, NgramTable
-from engine.drafters.context import ContextDrafter
-from engine.drafters.model import ModelDrafter
+from engine.calibration import Calibration
+from engine.drafters.base import Drafter, Frozen, NgramTable, Tier
+from engine.drafters.context import ContextTier
+from engine.drafters.harvest import HarvestTier
+from engine.drafters.hierarchy import Hierarchy
+from engine.drafters.lookup import LONGEST_COPY, LookupDrafter
+from engine.drafters.model import ModelTier
 from engine.drafters.published import (
     NODES,
     PublishedContext,
     PublishedModel,
     PublishedStatistics,
 )
-from engine.drafters.statistics import StatisticsDrafter
+from engine.drafters.statistics import StatisticsTier
 from engine.errors import SettingError
 from engine.settings import Drafting
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
@@ -39,41 +49,60 @@ METHODS = {
         Method(
             "hd-published",
             "Hierarchy drafting, as published",
-            Drafting(policy="hierarchical", nodes=NODES, threshold=0.0),
+            Drafting(nodes=NODES, budget="fixed"),
+        ),
+        Method(
+            "rest",
+            "Statistics as published, alone",
+            Drafting(tiers=(STATISTICS,), nodes=NODES, budget="fixed"),
+        ),
+        Method(
+            "lookup",
+            "Prompt lookup",
+            Drafting(tiers=(CONTEXT,), nodes=LONGEST_COPY, budget="fixed"),
         ),
         Method("context", "Context tier alone", Drafting(tiers=(CONTEXT,))),
         Method("model", "Model tier alone", Drafting(tiers=(MODEL,))),
         Method("statistics", "Statistics tier alone", Drafting(tiers=(STATISTICS,))),
     )
 }
+FIXED = ("plain", "hd-published", "rest", "lookup")
+"""Methods whose drafting is what they are: no setting changes it."""
 
 
 def method_named(name: str, drafting: Drafting | None = None) -> Method:
     """The method called `name`; `drafting` overrides its node limit, threshold and policy.
 
-    "hd" also takes the tiers and their order from `drafting`.
+    "hd" also takes the tiers and their order from `drafting`; the FIXED ones take nothing.
     """
     if name not in METHODS:
         raise SettingError(f"There is no method {name!r}. Choose one of: {', '.join(METHODS)}.")
     method = METHODS[name]
-    if drafting is None or name in ("plain", "hd-published"):
+    if drafting is None or name in FIXED:
         return method
     tiers = drafting.tiers if name == "hd" else method.drafting.tiers
     return replace(method, drafting=replace(drafting, tiers=tiers))
 
 
 class Databases:
-    """The context of one conversation, the past of one model, the statistics of one tokenizer."""
+    """The context of one conversation, the past of one model, the statistics of one tokenizer.
+
+    With them goes the calibration: what was learned about how far each can be trusted.
+    """
 
     def __init__(
         self,
-        context: ContextDrafter | None = None,
-        model: ModelDrafter | None = None,
+        context: ContextTier | None = None,
+        model: ModelTier | None = None,
         statistics: NgramTable | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        self.context = context or ContextDrafter()
-        self.model = model or ModelDrafter()
+        self.context = context or ContextTier()
+        self.harvest = HarvestTier()
+        self.past = model or ModelTier()
+        self.model: Tier = self.past
         self.statistics = statistics
+        self.calibration = calibration or Calibration()
         self.published: dict[str, Drafter] = {}
 
     def drafters(self, method: Method) -> list[Drafter]:
@@ -81,32 +110,48 @@ class Databases:
 
         The statistics tier is left out when there is no table for the tokenizer.
         """
-        if method.name == "hd-published":
-            return self.as_published(method.drafting.tiers)
-        tiers: dict[str, Drafter] = {CONTEXT: self.context, MODEL: self.model}
+        drafting = method.drafting
+        if method.name == "lookup":
+            return [LookupDrafter()]
+        if method.name in ("hd-published", "rest"):
+            return self.as_published(drafting.tiers)
+        tiers: dict[str, list[Tier]] = {CONTEXT: [self.context], MODEL: [self.model]}
+        if drafting.harvest:
+            tiers[CONTEXT].append(self.harvest)
         if self.statistics is not None:
-            tiers[STATISTICS] = StatisticsDrafter(self.statistics)
-        return [tiers[name] for name in method.drafting.tiers if name in tiers]
+            tiers[STATISTICS] = [StatisticsTier(self.statistics)]
+        chosen = [tier for name in drafting.tiers for tier in tiers.get(name, ())]
+        return [Hierarchy(chosen, self.calibration, drafting.policy)] if chosen else []
 
     def as_published(self, tiers: Sequence[str] = TIERS) -> list[Drafter]:
         """The paper's own three tiers, filled from what the model tier holds, made once."""
         if not self.published:
             self.published = {
                 CONTEXT: PublishedContext(),
-                MODEL: PublishedModel(self.model.table.values()),
+                MODEL: PublishedModel(self.past.grams()),
             }
             if self.statistics is not None:
                 self.published[STATISTICS] = PublishedStatistics(self.statistics)
         return [self.published[name] for name in tiers if name in self.published]
 
-    def for_measuring(self, log: Iterable[int] = ()) -> "Databases":
-        """A copy whose runs leave no trace: its own context, the same model tier and statistics."""
-        copy = Databases(ContextDrafter(tuple(log)), self.model, self.statistics)
+    def next_conversation(self) -> "Databases":
+        """Databases of another conversation with the same model: only the context is fresh."""
+        copy = Databases(None, self.past, self.statistics, self.calibration)
         if self.published:
             copy.published = {**self.published, CONTEXT: PublishedContext()}
         return copy
 
+    def for_measuring(self, log: Iterable[int] = ()) -> "Databases":
+        """A copy whose runs leave no trace: its own context and calibration, a frozen model tier.
 
-def untraced(drafters: Sequence[Drafter]) -> list[Drafter]:
-    """Drafters that forget what they see, except the context tier, which is the run's own."""
-    return [drafter if drafter.name == CONTEXT else Frozen(drafter) for drafter in drafters]
+        Without it, the second of two runs on one prompt would draft the first one's answer.
+        """
+        calibration = Calibration(self.calibration.rows())
+        copy = Databases(ContextTier(tuple(log)), self.past, self.statistics, calibration)
+        copy.model = Frozen(self.past)
+        if self.published:
+            copy.published = {**self.published, CONTEXT: PublishedContext()}
+            past = self.published[MODEL]
+            if isinstance(past, PublishedModel):
+                copy.published[MODEL] = past.frozen()
+        return copy

@@ -79,7 +79,15 @@ def choose(logits: Floats, sampling: Sampling, position: int) -> int:
     return int(warped.argmax())
 
 
-def probability(logits: Floats, token: int) -> float:
-    """The softmax probability of `token` under unwarped logits."""
-    weights = np.exp(logits - logits.max())
-    return float(weights[token] / weights.sum(dtype=np.float64))
+def probabilities(logits: Floats) -> Floats:
+    """The softmax of unwarped logits, shape (vocabulary,)."""
+    weights: Floats = np.exp(logits - logits.max())
+    weights /= weights.sum(dtype=np.float64)
+    return weights
+
+
+def likeliest(shares: Floats, least: float) -> list[tuple[int, float]]:
+    """The tokens of at least that probability, best first; the best one always."""
+    found = np.flatnonzero(shares >= min(least, float(shares.max())))
+    order = found[np.argsort(-shares[found])]
+    return list(zip(order.tolist(), shares[order].tolist(), strict=True))

@@ -107,11 +107,13 @@ class Drafting(Checked):
     tiers: tuple[str, ...] = TIERS
     policy: str = "merged"
     nodes: int = setting(
-        7, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
+        64, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
     )
     threshold: float = setting(
-        0.01, 0.0, 1.0, 0.005, "Threshold", "Candidates less likely than this are not drafted."
+        0.003, 0.0, 1.0, 0.001, "Threshold", "Candidates less likely than this are not drafted."
     )
+    budget: str = "adaptive"
+    harvest: bool = False
 
     def __post_init__(self) -> None:
         super(Drafting, self).__post_init__()
@@ -120,6 +122,12 @@ class Drafting(Checked):
             raise SettingError(
                 f"There is no drafting policy {self.policy!r}. Choose from: {', '.join(POLICIES)}."
             )
+        if self.budget not in BUDGETS:
+            raise SettingError(
+                f"There is no draft budget {self.budget!r}. Choose from: {', '.join(BUDGETS)}."
+            )
+        if not isinstance(self.harvest, bool):
+            raise SettingError(f"Harvesting cannot be {self.harvest!r}. It is on or off.")
         for name in self.tiers:
             if name not in TIERS or self.tiers.count(name) > 1:
                 raise SettingError(
@@ -130,3 +138,5 @@ class Drafting(Checked):
 
 POLICIES = ("merged", "hierarchical")
 """merged: best-first over a mixture of all tiers. hierarchical: tier after tier until full."""
+BUDGETS = ("adaptive", "fixed")
+"""adaptive: draft what pays, by the measured cost of a forward. fixed: fill the tree's nodes."""

@@ -1,19 +1,21 @@
 """The draft tree: a trie of candidate continuations, verified by the target in one forward.
 
 Row 0 is the root, the last token that is already decided; drafted nodes follow, parents before
-children, so row i's ancestors all have smaller rows. Two candidates with the same path are one
-node, credited to the tier that proposed it first.
+children, so row i's ancestors all have smaller rows. Two drafts with the same path are one node,
+credited to the source that proposed it first.
 """
 
 from collections.abc import Callable, Sequence
 
-from engine.types import Candidate
-
 
 class Tree:
-    """Parallel lists, one entry per row: token, parent row, depth, source, match length."""
+    """Parallel lists, one entry per row: token, parent row, depth, source, match length.
 
-    __slots__ = ("depths", "match_lengths", "parents", "rows", "sources", "tokens")
+    `children[row]` maps the tokens drafted after a row to their rows. `match_lengths` holds the
+    number of context tokens that led to a node.
+    """
+
+    __slots__ = ("children", "depths", "match_lengths", "parents", "sources", "tokens")
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
@@ -21,25 +23,43 @@ class Tree:
         self.depths = [0]
         self.sources = [""]
         self.match_lengths = [0]
-        self.rows: dict[tuple[int, ...], int] = {(): 0}
+        self.children: list[dict[int, int]] = [{}]
 
     def __len__(self) -> int:
         """The number of drafted nodes (the root is not drafted)."""
         return len(self.tokens) - 1
 
-    def add(self, candidate: Candidate, source: str) -> bool:
-        """Add one node; False when it is there already or its parent is not."""
-        path = candidate.path
-        parent = self.rows.get(path[:-1])
-        if parent is None or path in self.rows:
-            return False
-        self.rows[path] = len(self.tokens)
-        self.tokens.append(path[-1])
+    def add(self, parent: int, token: int, source: str, match_length: int = 0) -> int:
+        """The row of `token` after row `parent`, which is made unless it is there."""
+        known = self.children[parent].get(token)
+        if known is not None:
+            return known
+        row = len(self.tokens)
+        self.children[parent][token] = row
+        self.tokens.append(token)
         self.parents.append(parent)
-        self.depths.append(len(path))
+        self.depths.append(self.depths[parent] + 1)
         self.sources.append(source)
-        self.match_lengths.append(candidate.match_length)
-        return True
+        self.match_lengths.append(match_length)
+        self.children.append({})
+        return row
+
+    def cut(self, nodes: int) -> None:
+        """Keep the first `nodes` nodes; as parents come first, what stays is a tree."""
+        rows = nodes + 1
+        for row in range(rows, len(self.tokens)):
+            if self.parents[row] < rows:
+                del self.children[self.parents[row]][self.tokens[row]]
+        del self.tokens[rows:], self.parents[rows:], self.depths[rows:]
+        del self.sources[rows:], self.match_lengths[rows:], self.children[rows:]
+
+    def path(self, row: int) -> tuple[int, ...]:
+        """The tokens from just after the root to `row`."""
+        path: list[int] = []
+        while row:
+            path.append(self.tokens[row])
+            row = self.parents[row]
+        return tuple(reversed(path))
 
     def walk(self, choose: Callable[[int], int]) -> tuple[list[int], list[int]]:
         """Follow the target's choices from the root while they stay inside the tree.
@@ -47,47 +67,20 @@ class Tree:
         `choose(row)` is the target's token after that row. Returns the accepted rows and the
         tokens to emit: one per accepted row plus the bonus token chosen after the last of them.
         """
-        path: tuple[int, ...] = ()
         accepted: list[int] = []
         emitted = [choose(0)]
-        while (row := self.rows.get(path := (*path, emitted[-1]))) is not None:
+        row = 0
+        while (child := self.children[row].get(emitted[-1])) is not None:
+            row = child
             accepted.append(row)
             emitted.append(choose(row))
         return accepted, emitted
 
 
-class Mixture:
-    """The candidates of all tiers on one scale.
-
-    Tiers are added from highest to lowest locality; each speaks for the probability that those
-    before it left, as a shorter match does within a tier. Equal paths add up and belong to the
-    tier that proposed them first.
-    """
-
-    def __init__(self) -> None:
-        self.left = 1.0
-        self.pool: dict[tuple[int, ...], tuple[Candidate, str]] = {}
-
-    def add(self, candidates: Sequence[Candidate], source: str) -> None:
-        """Mix in one tier's candidates, every prefix of a path before it."""
-        left, pool = self.left, self.pool
-        for candidate in candidates:
-            path, share = candidate.path, left * candidate.probability
-            if len(path) == 1:
-                self.left -= share
-            if path in pool:
-                known, owner = pool[path]
-                pool[path] = (known._replace(probability=known.probability + share), owner)
-            else:
-                pool[path] = (Candidate(path, share, candidate.match_length), source)
-
-    def grow(self, tree: Tree, room: int) -> None:
-        """Add the likeliest candidates until the tree has `room` nodes.
-
-        A path is never likelier than its prefix, which entered the pool first, and sorting is
-        stable: parents come before their children.
-        """
-        for candidate, source in sorted(self.pool.values(), key=lambda pair: -pair[0].probability):
-            if len(tree) >= room:
-                return
-            tree.add(candidate, source)
+def graft(tree: Tree, path: Sequence[int], source: str, match_length: int, nodes: int) -> None:
+    """Add a draft, token by token, while the tree has fewer than `nodes` nodes."""
+    row = 0
+    for token in path:
+        if len(tree) >= nodes and token not in tree.children[row]:
+            return
+        row = tree.add(row, token, source, match_length)

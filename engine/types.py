@@ -4,11 +4,15 @@ A *step* is one target forward: the drafters propose a tree, the target verifies
 accepted path plus one bonus token are emitted. A run is a sequence of steps.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 CONTEXT, MODEL, STATISTICS, TARGET = "context", "model", "statistics", "target"
+HARVEST = "harvest"
+"""Evidence of the context tier that comes from the target's logits instead of its text."""
 TIERS = (CONTEXT, MODEL, STATISTICS)
 """The databases from highest to lowest temporal locality (arXiv 2502.05609, section 3)."""
 
@@ -24,19 +28,6 @@ class Message:
     content: str
 
 
-class Candidate(NamedTuple):
-    """One node a drafter proposes.
-
-    `path` holds the tokens from just after the root to this node, so a node of depth d has d
-    tokens; `probability` is the drafter's estimate that the target emits the whole path;
-    `match_length` is the number of context tokens that led to it.
-    """
-
-    path: tuple[int, ...]
-    probability: float
-    match_length: int
-
-
 class Gram(NamedTuple):
     """An n-gram of a model's past answers: `documents` answers held it, the last one at `seen`."""
 
@@ -45,21 +36,77 @@ class Gram(NamedTuple):
     seen: int
 
 
-class Continuation(NamedTuple):
-    """A path that followed a key in some text, with `share` = count(key + path) / count(key)."""
+class TrustRow(NamedTuple):
+    """The learned trust in one kind of evidence: `trusted` of the `reached` tokens were its own."""
 
-    path: tuple[int, ...]
-    share: float
+    tier: str
+    match_length: int
+    strength: int
+    reached: float
+    trusted: float
 
 
-class Followers(NamedTuple):
-    """What followed a key that occurred `total` times: paths, likeliest first.
+class Followers:
+    """What followed a key: how often the key was seen, and the counts of what came next.
 
-    Every prefix of a path is listed before it.
+    `total` occurrences had `distinct` different next tokens, of which `counts` holds the frequent
+    ones. `strength` says in one small number how much such evidence is worth: it grows with the
+    occurrences and is finer where the next tokens agree (engine/calibration.py learns how far each
+    strength can be trusted).
     """
 
-    total: float
-    paths: tuple[Continuation, ...]
+    __slots__ = ("counts", "distinct", "order", "strength", "total")
+
+    def __init__(self, total: float, distinct: float, counts: dict[int, float]) -> None:
+        self.total, self.distinct, self.counts = total, distinct, counts
+        self.strength = strength(total, distinct)
+        self.order: list[tuple[int, float]] | None = None
+
+    def ranked(self) -> list[tuple[int, float]]:
+        """The next tokens with their counts, most frequent first."""
+        if self.order is None:
+            self.order = sorted(self.counts.items(), key=lambda pair: -pair[1])
+        return self.order
+
+    @classmethod
+    @lru_cache(maxsize=1 << 16)
+    def once(cls, token: int) -> "Followers":
+        """The followers of a key seen once. Shared, as most keys are seen once: never changed."""
+        return cls(1, 1, {token: 1})
+
+    def plus(self, token: int, count: float = 1) -> "Followers":
+        """These followers after another occurrence: a new value the first time, then in place."""
+        if self.total == 1:
+            counts = {**self.counts, token: self.counts.get(token, 0) + count}
+            return Followers(1 + count, len(counts), counts)
+        known = self.counts.get(token)
+        if known is None:
+            self.distinct += 1
+            if len(self.counts) >= WIDEST:
+                self.narrow()
+        self.counts[token] = (known or 0) + count
+        self.order = None
+        self.total += count
+        self.strength = strength(self.total, self.distinct)
+        return self
+
+    def narrow(self) -> None:
+        """Forget the rarer half of the next tokens; they stay counted in the totals."""
+        best = sorted(self.counts.items(), key=lambda pair: -pair[1])
+        self.counts = dict(best[: WIDEST // 2])
+
+
+WIDEST = 32
+"""The most next tokens kept for a key: the rest is too unlikely to be drafted."""
+TOTALS = (1, 2, 4, 9, 30, 100)
+DIVERSITIES = (0.1, 0.3, 0.6, 0.95)
+STRENGTHS = (len(TOTALS) + 1) * (len(DIVERSITIES) + 1)
+
+
+def strength(total: float, distinct: float) -> int:
+    """A class of evidence, below STRENGTHS: by occurrences, then by distinct per occurrence."""
+    row = bisect_left(TOTALS, total)
+    return row * (len(DIVERSITIES) + 1) + bisect_left(DIVERSITIES, distinct / total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,33 @@ CREATE TABLE ngrams (
 ) WITHOUT ROWID;
 """,
     ),
+    (
+        "0005-calibrations-and-costs",
+        """
+CREATE TABLE calibrations (
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    tier TEXT NOT NULL,
+    match_length INTEGER NOT NULL,
+    strength INTEGER NOT NULL,
+    reached REAL NOT NULL,
+    trusted REAL NOT NULL,
+    PRIMARY KEY (owner, fingerprint, tier, match_length, strength)
+) WITHOUT ROWID;
+CREATE TABLE costs (
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    kind TEXT NOT NULL,
+    device TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    threads INTEGER NOT NULL,
+    points TEXT NOT NULL,
+    node REAL NOT NULL,
+    other REAL NOT NULL,
+    measured REAL NOT NULL,
+    PRIMARY KEY (fingerprint, kind, device, dtype, threads)
+) WITHOUT ROWID;
+""",
+    ),
 )
 
 

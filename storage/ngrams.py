@@ -106,4 +106,10 @@ class ModelNgrams:
 
 
 def _grams(rows: Sequence[tuple[Any, ...]]) -> list[Gram]:
-    return [Gram(unpack_tokens(blob), documents, seen) for blob, documents, seen in rows]
+    """The rows that can be n-grams: a damaged one costs its draft, not the whole tier."""
+    return [
+        Gram(unpack_tokens(blob), documents, seen)
+        for blob, documents, seen in rows
+        if isinstance(blob, bytes) and blob and len(blob) % 4 == 0
+        if isinstance(documents, int) and documents > 0
+    ]

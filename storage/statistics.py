@@ -1,64 +1,87 @@
-"""The statistics tier's file: for a key of one to three tokens, a small tree of what followed it.
+"""The statistics tier's file: for a key of one to three tokens, how often which token came next.
 
 One SQLite file per tokenizer, read-only while decoding. A key is packed into the integer primary
-key, its tree into one blob, so a look-up is one descent of one B-tree. The file is made in one
-piece (storage/statistics_build.py) and never changed afterwards.
+key, the frequent next tokens into one blob, so a look-up is one descent of one B-tree. The file is
+made in one piece (storage/statistics_build.py) and never changed afterwards. The invariant: with a
+key, all its suffixes are stored, so who asks with ever longer keys may stop at the first unknown.
 """
 
-import math
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.errors import StorageError
-from engine.types import Continuation, Followers
+from engine.types import Followers
 
-FORMAT = 1
+FORMAT = 2
 KEY_SIZE = 3
-TOKEN_BITS = 20
-NODES = 60
-"""The most nodes a key's tree may have; parents are one byte, so at most 254 would fit."""
-ROOT = 255
-META = ("format", "tokenizer", "vocabulary", "tokens", "documents", "keys", "title")
-COUNT_STEPS = 8
-"""A key's count is one byte, in eighths of a power of two."""
-LARGEST_BLOB = 1 + NODES * 6
+LARGEST_VOCABULARY = (1 << 20) - 1
+"""A packed key of three tokens and its length must fit a signed 64-bit integer."""
+FOLLOWERS = 16
+"""The most next tokens that are kept for a key."""
+META = ("format", "tokenizer", "vocabulary", "tokens", "documents", "keys", "entries", "title")
+SCHEMA = """\
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE grams (key INTEGER PRIMARY KEY, followers BLOB NOT NULL);
+"""
 SUFFIX = ".statistics.db"
+CACHED = 1 << 16
+"""Decoded keys that are kept in memory, about 1 KB each."""
+
+EXACT = 12
+COUNTS = tuple(float(n) if n <= EXACT else EXACT * 2 ** ((n - EXACT) / 8) for n in range(1, 257))
+"""The counts that a byte can stand for: exact up to 12, then in eighths of a power of two."""
+SHARES = tuple(2.0 ** (-step / 16) for step in range(256))
+"""The shares that a byte can stand for: 1 down to 2**-15.9, each 4 % below the one before."""
+HEAD = 2
+NARROW, WIDE = struct.Struct("<BH"), struct.Struct("<BI")
+"""An entry: its share and its token, which takes four bytes where two are not enough."""
 
 
-def pack_key(key: Sequence[int]) -> int:
-    """A key of one to three tokens as an integer below 2**62; its length is part of it."""
+def key_bits(vocabulary: int) -> int:
+    """The bits of a token in a packed key: enough for every token and one number more."""
+    return vocabulary.bit_length()
+
+
+def entry_format(vocabulary: int) -> struct.Struct:
+    """The layout of an entry for a vocabulary of that many tokens."""
+    return WIDE if vocabulary > 1 << 16 else NARROW
+
+
+def pack_key(key: Sequence[int], bits: int) -> int:
+    """A key of one to three tokens of `bits` bits as one integer; its length is part of it."""
     packed = len(key)
     for token in key:
-        packed = packed << TOKEN_BITS | token
+        packed = packed << bits | token
     return packed
 
 
-def pack_count(count: float) -> int:
-    """A key's count as one byte."""
-    return min(255, round(COUNT_STEPS * math.log2(max(1.0, count))))
-
-
-def unpack(blob: bytes, wide: bool) -> Followers:
-    """A key's count and tree.
+def unpack(blob: bytes, entry: struct.Struct) -> Followers:
+    """What a blob says followed its key, the likeliest token first.
 
     Raises StorageError for a blob that is not one: the file may come from anywhere.
     """
-    paths: list[tuple[int, ...]] = []
-    found = []
     try:
-        count = 2.0 ** (blob[0] / COUNT_STEPS)
-        for parent, share, token in struct.iter_unpack("<BBI" if wide else "<BBH", blob[1:]):
-            path = (*paths[parent], token) if parent != ROOT else (token,)
-            paths.append(path)
-            found.append(Continuation(path, share / 255))
-    except (struct.error, IndexError) as error:
+        if not HEAD < len(blob) <= HEAD + FOLLOWERS * entry.size:
+            raise ValueError("it has another size")
+        total = COUNTS[blob[0]]
+        counts = {token: total * SHARES[step] for step, token in entry.iter_unpack(blob[HEAD:])}
+        return Followers(total, COUNTS[blob[1]], counts)
+    except (struct.error, ValueError) as error:
         raise StorageError(
             "The statistics file holds a damaged entry. Build it again, or remove the file."
         ) from error
-    return Followers(count, tuple(found))
+
+
+class Likeliest(NamedTuple):
+    """For display: a one-token key, its likeliest next token, and that one's share."""
+
+    key: int
+    token: int
+    share: float
 
 
 class StatisticsTable:
@@ -80,53 +103,63 @@ class StatisticsTable:
                 f"The statistics file {str(path)!r} cannot be used: {error}. "
                 "Build it again, or remove it; drafting goes on without it."
             ) from error
-        self.wide = int(self.meta["vocabulary"]) > 1 << 16
-        self.look_up_packed = lru_cache(maxsize=1 << 15)(self.read)
+        vocabulary = int(self.meta["vocabulary"])
+        self.bits, self.entry = key_bits(vocabulary), entry_format(vocabulary)
+        self.look_up_packed = lru_cache(maxsize=CACHED)(self.read)
 
     def check(self) -> None:
         """Raise ValueError unless the file has the expected format and columns."""
+        version = self.meta.get("format", "none")
+        if version != str(FORMAT):
+            raise ValueError(f"it has format {version}, this program reads {FORMAT}")
         missing = [name for name in META if name not in self.meta]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
-        if self.meta["format"] != str(FORMAT):
-            raise ValueError(f"it has format {self.meta['format']}, this program reads {FORMAT}")
-        if not str(self.meta["vocabulary"]).isdecimal():
-            raise ValueError("its vocabulary is not a number")
+        vocabulary = str(self.meta["vocabulary"])
+        if not vocabulary.isdecimal() or not 0 < int(vocabulary) <= LARGEST_VOCABULARY:
+            raise ValueError("its vocabulary is not a number that can be")
         columns = [row[1:3] for row in self.connection.execute("PRAGMA table_info(grams)")]
-        if columns != [("key", "INTEGER"), ("tree", "BLOB")]:
+        if columns != [("key", "INTEGER"), ("followers", "BLOB")]:
             raise ValueError("its table of n-grams has other columns")
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
-        """What followed `key` (one to three tokens) in the texts; None for an unknown key."""
-        return self.look_up_packed(pack_key(key))
+        """What followed `key` (one to three tokens) in the texts; None for an unknown key.
+
+        The answer is shared with whoever asks the same: it must not be changed.
+        """
+        return self.look_up_packed(pack_key(key, self.bits))
 
     def read(self, packed: int) -> Followers | None:
         """The uncached look-up. A damaged file costs speed, never an answer: it finds nothing."""
         try:
             row = self.connection.execute(
-                "SELECT tree FROM grams WHERE key = ?", (packed,)
+                "SELECT followers FROM grams WHERE key = ?", (packed,)
             ).fetchone()
-            usable = row is not None and isinstance(row[0], bytes) and len(row[0]) <= LARGEST_BLOB
-            return unpack(row[0], self.wide) if usable else None
-        except (sqlite3.DatabaseError, StorageError):
+            if row is None or not isinstance(row[0], bytes):
+                return None
+            return unpack(row[0], self.entry)
+        except (sqlite3.DatabaseError, StorageError, OverflowError):
             return None
 
-    def top(self, limit: int) -> Iterator[tuple[int, Continuation]]:
-        """For display: one-token keys and their likeliest continuation, best first.
+    def top(self, limit: int) -> Iterator[Likeliest]:
+        """For display: one-token keys with their likeliest next token, best first.
 
         A damaged entry is left out.
         """
-        first = pack_key((0,))
+        first = pack_key((0,), self.bits)
         try:
             rows = self.connection.execute(
                 "SELECT key FROM grams WHERE key BETWEEN ? AND ?",
-                (first, first + (1 << TOKEN_BITS) - 1),
+                (first, first + (1 << self.bits) - 1),
             ).fetchall()
         except sqlite3.DatabaseError:
             return
-        found = ((packed - first, self.read(packed)) for (packed,) in rows)
-        best = [(token, tree.paths[0]) for token, tree in found if tree and tree.paths]
-        yield from sorted(best, key=lambda pair: -pair[1].share)[:limit]
+        best = []
+        for (packed,) in rows:
+            if found := self.read(packed):
+                token, count = next(iter(found.counts.items()))
+                best.append(Likeliest(packed - first, token, count / found.total))
+        yield from sorted(best, key=lambda pair: -pair.share)[:limit]
 
     @property
     def size_bytes(self) -> int:

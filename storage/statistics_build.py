@@ -1,9 +1,10 @@
-"""Makes a statistics file from tokenized documents: count, prune, pack, move into place.
+"""Makes a statistics file from tokenized documents: count, rank, choose, move into place.
 
 All windows of WINDOW tokens are sorted once; then every n-gram up to that length is a run of
-neighbouring rows, and its count the length of the run. A path is kept under a key when it followed
-the key often enough; keys compete for the room in the file by how many tokens they would have
-predicted. Nothing appears under the final name before it is complete.
+neighbouring rows, and its count the length of the run. A next token is kept under a key when it
+followed the key often enough; keys compete for the room in the file by how much better they
+predict than the shorter key does. A key is never worth more than its suffix, so that the suffixes
+of whatever is kept are kept as well. Nothing appears under the final name before it is complete.
 """
 
 import os
@@ -12,178 +13,232 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import StorageError
-from storage.statistics import FORMAT, KEY_SIZE, NODES, ROOT, TOKEN_BITS, pack_count
+from storage.statistics import (
+    COUNTS,
+    FOLLOWERS,
+    FORMAT,
+    HEAD,
+    KEY_SIZE,
+    LARGEST_VOCABULARY,
+    SCHEMA,
+    SHARES,
+    WIDE,
+    entry_format,
+    key_bits,
+)
 
-WINDOW = 8
-PER_WORD = 3
-PAD = (1 << TOKEN_BITS) - 1
-"""Stands behind the end of a document; no tokenizer has this id."""
-SMALLEST_SHARE = 0.008
+WINDOW = KEY_SIZE + 1
 FEWEST = 2
-"""A path seen once is chance, not statistics."""
-ROW_BYTES = 14
-"""What SQLite adds to a row: its key, lengths and slot."""
+"""A next token seen once is chance in a large text. In a small one it is worth keeping: use 1."""
+LARGEST_COUNT = (1 << 32) - 1
+DOUBT = 4.0
+"""How much each distinct follower takes from the trust in a key; 2 and 8 measure the same."""
+ROW_BYTES = 6
+"""What SQLite adds to a row beside its key: lengths, types and the slot in its page."""
 
-Words = NDArray[np.uint64]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Progress = Callable[[str, float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Trees:
-    """The trees of the keys of one length. Nodes are sorted by key, parents before children."""
+def sorted_windows(
+    documents: Sequence[NDArray[np.uint32]], pad: int, bits: int
+) -> tuple[list[NDArray[np.uint32]], Ints]:
+    """The distinct windows of the documents in ascending order, as columns, with their counts.
 
-    keys: Ints
-    counts: Ints
-    gains: NDArray[np.float64]
-    owners: Ints
-    nodes: NDArray[np.void]
-
-
-def sorted_windows(documents: Sequence[NDArray[np.uint32]]) -> tuple[list[Words], Ints]:
-    """Every window of the documents, padded at their ends: three sorted words and run counts."""
-    pad = np.full(WINDOW - 1, PAD, dtype=np.uint64)
-    parts = [part for document in documents for part in (document.astype(np.uint64), pad)]
-    tokens = np.concatenate(parts)
-    ends = len(tokens) - WINDOW + 1
+    Windows that run over the end of a document are filled with `pad`.
+    """
+    ends = np.full(WINDOW - 1, pad, dtype=np.uint32)
+    tokens = np.concatenate([part for document in documents for part in (document, ends)])
+    length = len(tokens) - WINDOW + 1
+    inside = tokens[:length] != pad
+    per_word = min(WINDOW, 64 // bits)
     words = []
-    for word in range(0, WINDOW, PER_WORD):
-        packed = np.zeros(ends, dtype=np.uint64)
-        for at in range(word, word + PER_WORD):
-            packed <<= np.uint64(TOKEN_BITS)
-            packed |= tokens[at : at + ends] if at < WINDOW else np.uint64(PAD)
-        words.append(packed[tokens[:ends] != PAD])
-    order = np.lexsort(words[::-1])
-    words = [word[order] for word in words]
-    fresh = np.ones(len(order), dtype=bool)
+    for first in range(0, WINDOW, per_word):
+        packed = np.zeros(length, dtype=np.uint64)
+        for at in range(first, min(first + per_word, WINDOW)):
+            packed <<= np.uint64(bits)
+            packed |= tokens[at : at + length]
+        words.append(packed[inside])
+    if len(words) == 1:
+        words[0].sort()
+    else:
+        order = np.lexsort(words[::-1])
+        words = [word[order] for word in words]
+    fresh = np.ones(len(words[0]), dtype=bool)
     fresh[1:] = np.logical_or.reduce([word[1:] != word[:-1] for word in words])
     starts = np.flatnonzero(fresh)
-    counts = np.diff(np.append(starts, len(order)))
-    return [word[starts] for word in words], counts
-
-
-def column(words: Sequence[Words], at: int) -> Ints:
-    """The token at one place of every window."""
-    shift = np.uint64(TOKEN_BITS * (PER_WORD - 1 - at % PER_WORD))
-    return (words[at // PER_WORD] >> shift & np.uint64(PAD)).astype(np.int64)
+    columns = []
+    for at in range(WINDOW):
+        behind = min(WINDOW, (at // per_word + 1) * per_word) - at - 1
+        word = words[at // per_word][starts]
+        columns.append((word >> np.uint64(bits * behind) & np.uint64((1 << bits) - 1)).astype("u4"))
+    return columns, np.diff(np.append(starts, len(fresh)))
 
 
 class Grams:
-    """The n-grams in sorted windows: for each length, where its runs start, and their counts."""
+    """All n-grams of the documents: those of each length are runs in one sorted list of windows.
 
-    def __init__(self, words: Sequence[Words], counts: Ints) -> None:
-        self.tokens = [column(words, at) for at in range(WINDOW)]
+    Behind the end of a document stands `pad`, a token that no vocabulary has.
+    """
+
+    def __init__(
+        self, documents: Sequence[NDArray[np.uint32]], vocabulary: int, fewest: int = FEWEST
+    ) -> None:
+        self.fewest = fewest
+        self.pad, self.bits = vocabulary, key_bits(vocabulary)
+        self.columns, counts = sorted_windows(documents, self.pad, self.bits)
         self.starts: list[Ints] = [np.zeros(1, dtype=np.int64)]
         self.counts: list[Ints] = [np.array([counts.sum()])]
         changed = np.zeros(len(counts), dtype=bool)
         changed[0] = True
-        for at in range(WINDOW):
-            changed[1:] |= self.tokens[at][1:] != self.tokens[at][:-1]
+        for column in self.columns:
+            changed[1:] |= column[1:] != column[:-1]
             self.starts.append(np.flatnonzero(changed))
             self.counts.append(np.add.reduceat(counts, self.starts[-1]))
 
-    def parent(self, size: int, shorter: int) -> Ints:
-        """For every n-gram of `size` tokens, the index of the one of `shorter` it begins with."""
-        return np.searchsorted(self.starts[shorter], self.starts[size], side="right") - 1
-
-    def packed(self, size: int, first: int, last: int) -> Ints:
-        """Tokens `first` to `last` - 1 of every n-gram of `size`, packed like a key."""
-        packed = np.full(len(self.starts[size]), last - first, dtype=np.int64)
-        for at in range(first, last):
-            packed = packed << TOKEN_BITS | self.tokens[at][self.starts[size]]
+    def pack(self, size: int, which: Ints, first: int = 0) -> Ints:
+        """N-grams of `size` tokens, from the token `first` on, as integers in the same order."""
+        rows = self.starts[size][which]
+        packed = np.zeros(len(rows), dtype=np.int64)
+        for column in self.columns[first:size]:
+            packed = packed << self.bits | column[rows]
         return packed
 
-    def count_of(self, packed: Ints, size: int) -> Ints:
-        """The counts of packed n-grams of `size` tokens; of no use where they do not occur."""
-        found = np.searchsorted(self.packed(size, 0, size), packed)
-        return self.counts[size][np.minimum(found, len(self.counts[size]) - 1)]
+    def parents(self, size: int) -> Ints:
+        """For every n-gram of `size` tokens, the index of what it is without its last token."""
+        return np.searchsorted(self.starts[size - 1], self.starts[size], side="right") - 1
 
-    def gains(self, size: int) -> NDArray[np.float64]:
-        """Per key of `size` tokens: how many next tokens it predicts beyond the shorter key.
+    def frequent(self, size: int) -> tuple[NDArray[np.bool_], Ints]:
+        """Which n-grams of `size` tokens end with a real token, and the indices of frequent ones.
 
-        That is the sum of count(key, x) - count(key) p(x | key without its first token), where
-        positive; a key that says what its suffix says already is worth nothing.
+        What is frequent without its first token is so with it: the suffix of a frequent n-gram is
+        always among the frequent ones.
         """
-        owner, counts = self.parent(size + 1, size), self.counts[size + 1]
-        expected = np.zeros(len(owner))
-        if size > 1:
-            # Only a gram that runs into the padding has a suffix that does not occur.
-            longer = self.count_of(self.packed(size + 1, 1, size + 1), size)
-            shorter = self.count_of(self.packed(size + 1, 1, size), size - 1)
-            expected = self.counts[size][owner] * longer / shorter
-        real = (self.tokens[size][self.starts[size + 1]] != PAD) & (counts >= FEWEST)
-        gained = np.maximum(counts - expected, 0.0) * real
-        return np.bincount(owner, gained, len(self.starts[size])).astype(np.float64)
-
-    def trees(self, size: int, wide: bool) -> Trees:
-        """The trees of all keys of `size` tokens that are worth anything."""
-        totals, gains = self.counts[size], self.gains(size)
-        above = np.where(gains > 0, -1, -2)  # the node an n-gram belongs to: -1 root, -2 none
-        parts: list[tuple[Ints, Ints, NDArray[np.float64], Ints]] = []
-        made = 0
-        for n in range(size + 1, WINDOW + 1):
-            owner, above = self.parent(n, size), above[self.parent(n, n - 1)]
-            token, share = self.tokens[n - 1][self.starts[n]], self.counts[n] / totals[owner]
-            keep = (above > -2) & (self.counts[n] >= FEWEST) & (token != PAD)
-            keep &= share >= SMALLEST_SHARE
-            parts.append((owner[keep], above[keep], share[keep], token[keep]))
-            above = np.where(keep, made + np.cumsum(keep) - 1, -2)
-            made += int(keep.sum())
-        columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
-        owners, nodes = ranked(columns[0], columns[1], columns[2], columns[3], wide)
-        return Trees(self.packed(size, 0, size), totals, gains, owners, nodes)
+        real = self.columns[size - 1][self.starts[size]] != self.pad
+        return real, np.flatnonzero(real & (self.counts[size] >= self.fewest))
 
 
-def ranked(
-    owners: Ints, parents: Ints, shares: NDArray[np.float64], tokens: Ints, wide: bool
-) -> tuple[Ints, NDArray[np.void]]:
-    """Nodes sorted by owner and share, each owner's best NODES, ready to be written as bytes.
+class Chances(NamedTuple):
+    """How likely frequent n-grams (packed, ascending) end as they do, by all shorter keys."""
 
-    A parent's share is at least its child's and sorting is stable, so parents come first and no
-    kept node loses its parent.
+    packed: Ints
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one length that have frequent followers, in ascending order.
+
+    `packed` are their primary keys. The followers of key i are the entries from `first[i]` to
+    `first[i + 1]`, and `gains[i]` is what they are worth. `heads` and `entries` are the bytes of
+    the blobs.
     """
-    order = np.lexsort((-shares, owners))
-    sorted_owners = owners[order]
-    rank = np.arange(len(order)) - np.searchsorted(sorted_owners, sorted_owners, side="left")
-    rank_of = np.empty(len(order), dtype=np.int64)
-    rank_of[order] = rank
-    keep = rank < NODES
-    order = order[keep]
-    kind = [("parent", "u1"), ("share", "u1"), ("token", "<u4" if wide else "<u2")]
-    nodes = np.empty(len(order), dtype=kind)
-    parent = parents[order]
-    nodes["parent"] = np.where(parent < 0, ROOT, rank_of[np.maximum(parent, 0)])
-    nodes["share"] = np.round(255 * shares[order])
-    nodes["token"] = tokens[order]
-    return sorted_owners[keep], nodes
+
+    packed: Ints
+    gains: Floats
+    first: Ints
+    heads: NDArray[np.uint8]
+    entries: NDArray[np.void]
+
+    def blobs(self, chosen: Ints) -> Iterator[tuple[int, bytes]]:
+        """(packed key, blob) of the chosen keys."""
+        heads, entries, width = self.heads.tobytes(), self.entries.tobytes(), self.entries.itemsize
+        first = self.first * width
+        columns = (self.packed[chosen], first[chosen], first[chosen + 1], chosen * HEAD)
+        for key, start, end, head in zip(*(column.tolist() for column in columns), strict=True):
+            yield key, heads[head : head + HEAD] + entries[start:end]
+
+    def sizes(self) -> Ints:
+        """The bytes that each key takes in the file, about. A primary key has 7 bits per byte."""
+        longest = int(self.packed[-1]).bit_length() if len(self.packed) else 0
+        own = HEAD + ROW_BYTES + (longest + 6) // 7
+        return np.diff(self.first) * self.entries.itemsize + own
 
 
-def rows(trees: Sequence[Trees], budget: int) -> Iterator[tuple[int, bytes]]:
-    """(key, blob) of the keys that predict most per byte, within `budget` bytes, in key order."""
-    keys, gains, blobs = [], [], []
-    for tree in trees:
-        width = tree.nodes.dtype.itemsize
-        starts = np.flatnonzero(np.diff(tree.owners, prepend=-1))
-        ends = np.append(starts, len(tree.owners))[1:]
-        data = tree.nodes.tobytes()
-        keys.append(tree.keys[tree.owners[starts]])
-        gains.append(tree.gains[tree.owners[starts]])
-        counts = [bytes([pack_count(count)]) for count in tree.counts[tree.owners[starts]]]
-        blobs += [
-            count + data[start * width : end * width]
-            for count, start, end in zip(counts, starts, ends, strict=True)
-        ]
-    all_keys, all_gains = np.concatenate(keys), np.concatenate(gains)
-    sizes = np.array([len(blob) for blob in blobs]) + ROW_BYTES
-    best = np.argsort(-all_gains / sizes, kind="stable")
-    best = best[np.cumsum(sizes[best]) <= budget]
-    for at in best[np.argsort(all_keys[best])]:
-        yield int(all_keys[at]), blobs[at]
+def chances_of_tokens(grams: Grams) -> Chances:
+    """How frequent the tokens are: what one knows without a key."""
+    _, often = grams.frequent(1)
+    return Chances(grams.pack(1, often), grams.counts[1][often] / grams.counts[0][0])
+
+
+def keys_of(grams: Grams, size: int, shorter: Chances) -> tuple[Keys, Chances]:
+    """The keys of `size` tokens with their followers, best first; and what they make likely.
+
+    A key adds to what the shorter one says, by as much as it is trusted: the more, the oftener it
+    was seen and the fewer next tokens it had. Its gain is the number of bits by which the texts
+    that it stands in become likelier so.
+    """
+    counts, owners = grams.counts[size + 1], grams.parents(size + 1)
+    real, often = grams.frequent(size + 1)
+    totals, distinct = np.bincount(owners, counts * real), np.bincount(owners, real)
+    counts, owners = counts[often], owners[often]
+    shares = counts / totals[owners]
+    trusts = totals[owners] / (totals[owners] + DOUBT * distinct[owners])
+    suffixes = np.searchsorted(shorter.packed, grams.pack(size + 1, often, first=1))
+    expected = shorter.values[suffixes]
+    chances = trusts * shares + (1 - trusts) * expected
+    gains = counts * np.log2(chances / expected)
+
+    # Rows are in the order of their owners already; within one, the most frequent come first.
+    order = np.argsort(owners << 32 | LARGEST_COUNT - counts, kind="stable")
+    best = ranks(owners) < FOLLOWERS
+    order, owners = order[best], owners[best]
+    first = np.flatnonzero(ranks(owners) == 0)
+    which = owners[first]
+    token_type = "<u4" if entry_format(grams.pad) is WIDE else "<u2"
+    entries = np.empty(len(order), dtype=[("share", "u1"), ("token", token_type)])
+    entries["share"] = nearest(shares[order], SHARES)
+    entries["token"] = grams.columns[size][grams.starts[size + 1][often[order]]]
+    keys = Keys(
+        grams.pack(size, which) | size << grams.bits * size,
+        np.add.reduceat(gains[order], first),
+        np.append(first, len(order)),
+        np.stack([nearest(v[which], COUNTS) for v in (totals, distinct)], axis=1),
+        entries,
+    )
+    if size == KEY_SIZE:  # nobody asks further, and four wide tokens would not fit an integer
+        return keys, shorter
+    return keys, Chances(grams.pack(size + 1, often), chances)
+
+
+def ranks(owners: Ints) -> Ints:
+    """For sorted owners, the place of each row among its owner's."""
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    return np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
+
+
+def nearest(values: NDArray[Any], scale: Sequence[float]) -> NDArray[np.uint8]:
+    """The bytes whose meanings on a rising or falling scale are nearest to the values."""
+    levels = np.sort(np.array(scale))
+    found = np.searchsorted((levels[1:] + levels[:-1]) / 2, values)
+    return (found if scale[0] < scale[-1] else len(levels) - 1 - found).astype(np.uint8)
+
+
+def rows(levels: Sequence[Keys], bits: int, budget: int) -> Iterator[tuple[int, bytes]]:
+    """(key, blob) of the keys that gain most per byte, within `budget` bytes, in key order.
+
+    `levels` are in order of length. A suffix is worth at least what the longer key is and goes
+    first where they are worth the same, so it is kept with it.
+    """
+    sizes = [keys.sizes() for keys in levels]
+    worth = [keys.gains / size for keys, size in zip(levels, sizes, strict=True)]
+    for size in range(len(levels) - 1, 0, -1):
+        suffixes = levels[size].packed & (1 << bits * size) - 1 | size << bits * size
+        shorter = np.searchsorted(levels[size - 1].packed, suffixes)
+        np.maximum.at(worth[size - 1], shorter, worth[size])
+    best = np.argsort(-np.concatenate(worth), kind="stable")
+    kept = np.zeros(len(best), dtype=bool)
+    kept[best[np.cumsum(np.concatenate(sizes)[best]) <= budget]] = True
+    for keys in levels:
+        yield from keys.blobs(np.flatnonzero(kept[: len(keys.packed)]))
+        kept = kept[len(keys.packed) :]
 
 
 def build(
@@ -194,25 +249,34 @@ def build(
     title: str,
     budget: int,
     progress: Progress = lambda stage, done: None,
+    fewest: int = FEWEST,
 ) -> dict[str, str]:
     """Write the statistics of tokenized `documents` to `path`; returns the file's meta data.
 
-    `tokenizer` is its fingerprint, `budget` the size of the file in bytes, about. `progress` is
-    called with a stage's name and the fraction done; what it raises cancels the build and leaves
-    neither a new file nor a trace. Raises StorageError when there is nothing to count or the file
-    cannot be written.
+    `tokenizer` is its fingerprint, `budget` the size of the file in bytes, about. A token must have
+    followed a key `fewest` times to be kept. `progress` is called with a stage's name and the
+    fraction done; what it raises cancels the build and leaves neither a new file nor a trace.
+    Raises StorageError when there is nothing to count or the file cannot be written.
     """
-    if vocabulary > PAD or not any(len(document) > 1 for document in documents):
+    if vocabulary > LARGEST_VOCABULARY or not any(len(document) > 1 for document in documents):
         raise StorageError(
             f"There is nothing to count in {len(documents)} documents for a vocabulary of "
-            f"{vocabulary:,} tokens. Give texts, and a vocabulary below {PAD:,}."
+            f"{vocabulary:,} tokens. Give texts, and a vocabulary of at most "
+            f"{LARGEST_VOCABULARY:,}."
+        )
+    largest = max(int(document.max()) for document in documents if len(document))
+    if largest >= vocabulary:
+        raise StorageError(
+            f"The texts hold token {largest:,}, which a vocabulary of {vocabulary:,} tokens does "
+            "not have. Use the model's own tokenizer."
         )
     progress("sort", 0.0)
-    grams = Grams(*sorted_windows(documents))
+    grams = Grams(documents, vocabulary, fewest)
     progress("sort", 1.0)
-    trees = []
+    levels, chances = [], chances_of_tokens(grams)
     for size in range(1, KEY_SIZE + 1):
-        trees.append(grams.trees(size, vocabulary > 1 << 16))
+        keys, chances = keys_of(grams, size, chances)
+        levels.append(keys)
         progress("count", size / KEY_SIZE)
     meta = {
         "format": str(FORMAT),
@@ -226,7 +290,7 @@ def build(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
-        write(partial, rows(trees, budget), meta)
+        write(partial, rows(levels, grams.bits, budget), meta, levels[0].entries.itemsize)
         progress("write", 1.0)
         os.replace(partial, path)
     except (OSError, sqlite3.Error) as error:
@@ -240,17 +304,19 @@ def build(
     return meta
 
 
-def write(path: Path, grams: Iterable[tuple[int, bytes]], meta: dict[str, str]) -> None:
-    """Write a complete file; the number of keys is added to `meta`."""
+def write(
+    path: Path, grams: Iterable[tuple[int, bytes]], meta: dict[str, str], entry_bytes: int
+) -> None:
+    """Write a complete file; the numbers of keys and entries are added to `meta`."""
     connection = sqlite3.connect(path)
     try:
         connection.execute("PRAGMA journal_mode = OFF")
-        connection.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        connection.execute("CREATE TABLE grams (key INTEGER PRIMARY KEY, tree BLOB NOT NULL)")
+        connection.executescript(SCHEMA)
         connection.executemany("INSERT INTO grams VALUES (?, ?)", grams)
-        meta["keys"] = str(connection.execute("SELECT count(*) FROM grams").fetchone()[0])
+        counted = "SELECT count(*), coalesce(sum(length(followers) - ?), 0) FROM grams"
+        keys, followers = connection.execute(counted, (HEAD,)).fetchone()
+        meta |= {"keys": str(keys), "entries": str(followers // entry_bytes)}
         connection.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
         connection.commit()
-        connection.execute("VACUUM")
     finally:
         connection.close()

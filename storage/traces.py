@@ -84,33 +84,32 @@ class Traces:
 
         Raises `StorageError` for a conversation this owner does not have.
         """
-        run = Run(
-            id=secrets.token_urlsafe(12),
-            conversation_id=conversation_id,
-            model=model,
-            fingerprint=fingerprint,
-            method=method,
-            settings=json.loads(
-                json.dumps(dict(settings))
-            ),  # as `get` will give it: tuples are lists
-            prompt_tokens=prompt_tokens,
-            emitted_tokens=emitted_tokens,
-            reused_tokens=reused_tokens,
-            ttft_seconds=ttft_seconds,
-            decode_seconds=decode_seconds,
-            forwards=forwards,
-            finish=finish,
-            created=time.time(),
-            baseline_tokens_per_second=baseline_tokens_per_second,
-            kind=kind,
-        )
+        run_id = secrets.token_urlsafe(12)
         with self._db.write() as handle:
-            if conversation_id is not None:
-                self._conversations.get(conversation_id)
-            self._insert_run(handle, run)
-            self._insert_steps(handle, run.id, steps)
+            handle.table("runs").insert(
+                {
+                    "id": run_id,
+                    "owner": self._owner,
+                    "conversation": self._owned(conversation_id),
+                    "kind": kind,
+                    "model": model,
+                    "fingerprint": self._db.key("fingerprints", fingerprint),
+                    "method": method,
+                    "settings": json.dumps(dict(settings)),
+                    "prompt_tokens": prompt_tokens,
+                    "emitted_tokens": emitted_tokens,
+                    "reused_tokens": reused_tokens,
+                    "ttft_seconds": ttft_seconds,
+                    "decode_seconds": decode_seconds,
+                    "forwards": forwards,
+                    "finish": finish,
+                    "baseline_tokens_per_second": baseline_tokens_per_second,
+                    "created": time.time(),
+                }
+            )
+            self._insert_steps(handle, run_id, steps)
             self._drop_oldest(handle)
-        return run
+            return self.get(run_id)
 
     def get(self, run_id: str) -> Run:
         """One run; `StorageError` when this owner has none of that id."""
@@ -140,28 +139,9 @@ class Traces:
         )
         return [_step(row) for row in rows]
 
-    def _insert_run(self, handle: sqlite_utils.Database, run: Run) -> None:
-        handle.table("runs").insert(
-            {
-                "id": run.id,
-                "owner": self._owner,
-                "conversation": run.conversation_id,
-                "kind": run.kind,
-                "model": run.model,
-                "fingerprint": self._db.key("fingerprints", run.fingerprint),
-                "method": run.method,
-                "settings": json.dumps(run.settings),
-                "prompt_tokens": run.prompt_tokens,
-                "emitted_tokens": run.emitted_tokens,
-                "reused_tokens": run.reused_tokens,
-                "ttft_seconds": run.ttft_seconds,
-                "decode_seconds": run.decode_seconds,
-                "forwards": run.forwards,
-                "finish": run.finish,
-                "baseline_tokens_per_second": run.baseline_tokens_per_second,
-                "created": run.created,
-            }
-        )
+    def _owned(self, conversation_id: str | None) -> str | None:
+        """The id, after making sure that the conversation is this owner's."""
+        return None if conversation_id is None else self._conversations.get(conversation_id).id
 
     def _insert_steps(
         self, handle: sqlite_utils.Database, run_id: str, steps: Sequence[Step]

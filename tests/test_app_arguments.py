@@ -10,6 +10,12 @@ def test_the_defaults_stay_on_this_machine() -> None:
     assert options.host == "127.0.0.1" and options.model == str(EMBEDDED)
     assert not options.public and options.password is None and options.browser
     assert options.port is None and options.data_dir is None
+    assert (options.device, options.dtype) == ("auto", "auto")
+
+
+def test_device_and_number_format_are_passed_on() -> None:
+    options = parse(["--device", "cuda:1", "--dtype", "bfloat16"])
+    assert (options.device, options.dtype) == ("cuda:1", "bfloat16")
 
 
 @pytest.mark.parametrize("arguments", [["--share"], ["--host", "0.0.0.0"], ["--host", "my.lan"]])

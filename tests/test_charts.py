@@ -5,8 +5,10 @@ import json
 import pytest
 
 from app import charts
-from app.palette import INKS, PLAIN
-from engine.types import TARGET, Step, Token
+from app.palette import INK, INKS, PLAIN
+from engine.calibration import Calibration
+from engine.costs import LARGEST, CostCurve
+from engine.types import TARGET, Step, Token, TrustRow
 from storage.database import Database
 from storage.traces import Traces
 
@@ -98,6 +100,69 @@ def test_history(db: Database) -> None:
     assert list(accelerated.y) == [90] and list(plain.y) == [50] and list(base.y) == [48, 48]
 
 
+def drafting(*nodes: int) -> list[Step]:
+    """Steps that drafted so many nodes each."""
+    return [
+        Step(i, (Token(1, i, TARGET),), {"context": n // 2, "model": n - n // 2} if n else {})
+        for i, n in enumerate(nodes)
+    ]
+
+
+def test_the_cost_curve_shows_what_was_measured_and_what_was_drafted() -> None:
+    curve = CostCurve({0: 0.004, 7: 0.005, 15: 0.008})
+    bars, line, points = charts.cost_curve(curve, drafting(0, 7, 3, 0, 7, 7)).data
+    assert dict(zip(bars.x, bars.y, strict=True)) == {0: 2, 3: 1, 7: 3}
+    assert bars.customdata[0] == "plain steps" and bars.customdata[2] == "steps drafted 7"
+    assert (list(points.x), list(points.y)) == ([0, 7, 15], [4.0, 5.0, 8.0])
+    assert list(line.x) == list(range(16))
+    assert list(line.y) == pytest.approx([1e3 * curve.seconds(n) for n in range(16)])
+    assert line.customdata[15] == 2.0 and line.customdata[0] == 1.0
+    assert bars.marker.color == PLAIN and line.line.color == INK
+    assert bars.yaxis is None and line.yaxis == points.yaxis == "y2"
+
+
+def test_the_cost_curve_reaches_as_far_as_the_largest_draft() -> None:
+    curve = CostCurve({0: 0.004, 7: 0.005})
+    _, line, _ = charts.cost_curve(curve, drafting(LARGEST)).data
+    assert line.x[-1] == LARGEST and line.y[-1] >= 5.0
+    bars, line, points = charts.cost_curve(None, drafting(3)).data
+    assert list(bars.y) == [1] and not line.x and not points.x
+    assert not charts.cost_curve(curve, []).data[0].x
+
+
+def test_a_step_without_tokens_is_no_step_of_the_run() -> None:
+    (ended,) = charts.cost_curve(None, [Step(0, (), finish="cancelled")]).data[:1]
+    assert not ended.x
+
+
+def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
+    rows = [
+        TrustRow("context", 2, 0, 300.0, 30.0),
+        TrustRow("context", 2, 7, 100.0, 100.0),
+        TrustRow("context", 5, 1, 0.4, 0.4),
+        TrustRow("harvest", 1, 3, 50.0, 10.0),
+        TrustRow("model", 4, 2, 10.0, 0.0),
+    ]
+    calibration = Calibration(rows)
+    lines = {line.name: line for line in charts.worth_of_evidence(calibration).data}
+    context = lines["Context"]
+    assert list(context.x) == [2], "what was hardly met is not shown"
+    values = calibration.trusts["context"][1].values
+    assert context.y[0] == pytest.approx(100 * (3 * values[0] + values[7]) / 4, abs=0.01)
+    assert 10 < context.y[0] < 60 and context.customdata[0] == 400
+    harvested = lines["Harvest"]
+    assert harvested.line.dash == "dash" and harvested.line.color == context.line.color
+    assert lines["Model"].line.color == INKS["model"].colour and not lines["Statistics"].x
+
+
+def test_a_run_is_told_by_the_same_charts_everywhere() -> None:
+    from app.tabs import compare
+
+    titles = [figure.layout.title.text for figure in charts.of_run(STEPS)]
+    assert len(set(titles)) == 5
+    assert [figure.layout.title.text for figure in compare.drawn(None)][1:] == titles
+
+
 def test_long_runs_are_thinned_and_keep_their_end() -> None:
     many = [step(i, [TARGET]) for i in range(5_000)]
     (line,) = charts.tokens_over_time(many).data
@@ -114,6 +179,8 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
         charts.tier_rates,
         charts.speedups,
         charts.history,
+        lambda steps: charts.cost_curve(None, steps),
+        lambda steps: charts.worth_of_evidence(Calibration()),
     ],
 )
 def test_nothing_to_draw_is_no_error(draw) -> None:

@@ -1,47 +1,50 @@
 """The decode loop's events: positions, counters, sources, what ends an answer, who is told."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from engine.backends.base import Backend
-from engine.backends.toy import END, ToyBackend
+from engine.backends.toy import END, ToyBackend, ToyScores, toy_logits
+from engine.budget import Budget
+from engine.costs import CostCurve
 from engine.decode import decode
-from engine.drafters.base import Drafter
+from engine.drafters.base import Drafter, Likely
 from engine.errors import PromptError
 from engine.metrics import summarise
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import Candidate, Prefill, Step
+from engine.tree import Tree, graft
+from engine.types import Prefill, Step
 
 PROMPT = list(b"once upon a time")
 LONG = Generation(Sampling(temperature=0.0), max_tokens=60)
 
 
 class Scripted:
-    """A drafter that proposes what a function says, and writes down what it is told."""
+    """A drafter that drafts the paths a function says, and writes down what it is told."""
 
     def __init__(
-        self, say: Callable[[Sequence[int]], Sequence[Candidate]], name: str = "context"
+        self, say: Callable[[Sequence[int]], Sequence[Sequence[int]]], name: str = "context"
     ) -> None:
         self.say, self.name = say, name
         self.calls: list[tuple[str, tuple[int, ...], int]] = []
-        self.asked: list[tuple[int, float]] = []
+        self.asked: list[tuple[int, int, int]] = []
+        self.heard: list[list[list[tuple[int, float]]] | None] = []
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        self.asked.append((room, threshold))
-        return list(self.say(tokens))
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+        self.asked.append((len(tree), budget.nodes, budget.depth))
+        for path in self.say(tokens):
+            graft(tree, path[: budget.depth], self.name, 3, budget.nodes)
+        return {self.name: 0.25}
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         self.calls.append(("observe", tuple(tokens), new))
+        self.heard.append([list(likely(i)) for i in range(new)] if likely else None)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         self.calls.append(("finish", tuple(tokens), new))
-
-
-def chain(tokens: Sequence[int]) -> list[Candidate]:
-    return [Candidate(tuple(tokens[: n + 1]), 0.9**n, 3) for n in range(len(tokens))]
 
 
 def answer_of(
@@ -57,7 +60,7 @@ def oracle(
 ) -> Scripted:
     """Proposes what the target will say: `ahead` tokens of it."""
     truth = [*prompt, *answer_of(generation, prompt)]
-    return Scripted(lambda tokens: chain(truth[len(tokens) : len(tokens) + ahead]), name)
+    return Scripted(lambda tokens: [truth[len(tokens) : len(tokens) + ahead]], name)
 
 
 def run(
@@ -66,10 +69,10 @@ def run(
     drafting: Drafting | None = None,
     backend: ToyBackend | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    costs: CostCurve | None = None,
 ) -> tuple[Prefill, list[Step]]:
-    first, *steps = decode(
-        backend or ToyBackend(), PROMPT, drafters, generation, drafting or Drafting(), cancelled
-    )
+    backend, drafting = backend or ToyBackend(), drafting or Drafting()
+    first, *steps = decode(backend, PROMPT, drafters, generation, drafting, cancelled, costs)
     assert isinstance(first, Prefill) and all(isinstance(step, Step) for step in steps)
     return first, steps  # type: ignore[return-value]
 
@@ -98,10 +101,9 @@ def test_the_cache_holds_all_but_the_last_token(toy: ToyBackend) -> None:
     assert toy.cache == [*PROMPT, *tokens][:-1]
 
 
-@pytest.mark.parametrize("policy", ["merged", "hierarchical"])
-def test_a_drafter_that_knows_the_answer_is_always_right(policy: str) -> None:
+def test_a_drafter_that_knows_the_answer_is_always_right() -> None:
     drafter = oracle(5)
-    _, steps = run(drafter, drafting=Drafting(policy=policy))
+    _, steps = run(drafter)
     assert all(step.accepted == step.proposed for step in steps)
     assert [len(step.tokens) for step in steps[:-1]] == [6] * (len(steps) - 1)
     tokens = [token for step in steps for token in step.tokens]
@@ -113,47 +115,76 @@ def test_a_drafter_that_knows_the_answer_is_always_right(policy: str) -> None:
     assert summarise(None, steps).acceptance_rate == 1.0
 
 
-def test_counters_count_every_node_of_every_tier() -> None:
-    right, wrong = oracle(2, name="model"), Scripted(lambda tokens: chain([7, 8, 9]), "statistics")
-    _, steps = run(right, wrong, drafting=Drafting(policy="hierarchical", nodes=5))
+def test_counters_count_every_node_of_every_source() -> None:
+    right, wrong = oracle(2, name="model"), Scripted(lambda tokens: [(7, 8, 9)], "statistics")
+    _, steps = run(right, wrong, drafting=Drafting(nodes=5))
     for step in steps[:-2]:
         assert step.proposed == {"model": 2, "statistics": 3}
         assert step.accepted == {"model": 2}
         assert step.by_depth == ((2, 1), (2, 1), (1, 0))
-        assert set(step.look_ups) == {"model", "statistics"}
+        assert step.look_ups == {"model": 0.25, "statistics": 0.25}
 
 
-def test_hierarchical_access_stops_asking_when_the_tree_is_full() -> None:
-    high, low = oracle(9), Scripted(lambda tokens: chain([7]), "model")
-    _, steps = run(high, low, drafting=Drafting(policy="hierarchical", nodes=4))
-    assert not [room for room, _ in low.asked[:-2] if room > 0]
+def test_a_drafter_is_not_asked_when_the_tree_is_full() -> None:
+    high, low = oracle(9), Scripted(lambda tokens: [(7,)], "model")
+    _, steps = run(high, low, drafting=Drafting(nodes=4))
     assert all(sum(step.proposed.values()) <= 4 for step in steps)
     assert all(list(step.look_ups) == ["context"] for step in steps[:-2])
+    assert len(low.asked) <= 2, "only where the answer ends before the tree is full"
 
 
-def test_each_tier_is_asked_with_the_room_that_is_left() -> None:
-    high, low = Scripted(lambda tokens: chain([7, 8])), Scripted(lambda tokens: [], "model")
-    run(high, low, drafting=Drafting(policy="hierarchical", nodes=6, threshold=0.25))
-    assert set(high.asked) == {(6, 0.25)} and set(low.asked[:-1]) == {(4, 0.25)}
+def test_each_drafter_is_asked_with_what_there_is_and_the_same_budget() -> None:
+    high, low = Scripted(lambda tokens: [(7, 8)]), Scripted(lambda tokens: [], "model")
+    run(high, low, drafting=Drafting(nodes=6))
+    depths = [LONG.max_tokens - 1 - at for at in range(LONG.max_tokens)]
+    assert high.asked == [(0, 6, depth) for depth in depths if depth]
+    assert low.asked[:-1] == [(2, 6, depth) for depth in depths if depth > 1]
+    assert low.asked[-1] == (1, 6, 1)
 
 
-@pytest.mark.parametrize("policy", ["merged", "hierarchical"])
 @pytest.mark.parametrize("nodes", [0, 1, 3, 128])
-def test_the_tree_never_exceeds_its_nodes(policy: str, nodes: int) -> None:
-    greedy = Scripted(lambda tokens: [Candidate((i,), 0.5, 1) for i in range(256)])
-    _, steps = run(greedy, drafting=Drafting(policy=policy, nodes=nodes))
+def test_the_tree_never_exceeds_its_nodes(nodes: int) -> None:
+    greedy = Scripted(lambda tokens: [(i,) for i in range(256)])
+    _, steps = run(greedy, drafting=Drafting(nodes=nodes))
     assert {sum(step.proposed.values()) for step in steps[:-1]} == {nodes}
 
 
-@pytest.mark.parametrize("policy", ["merged", "hierarchical"])
-@pytest.mark.parametrize("token", [-1, 260, 2**32 - 1])
-def test_tokens_outside_the_vocabulary_are_never_verified(policy: str, token: int) -> None:
-    """A damaged database proposes them, and a real model's embedding would raise or worse."""
-    paths = [(token,), (97,), (97, token), (97, token, 98), ()]
-    drafter = Scripted(lambda tokens: [Candidate(path, 0.9, 1) for path in paths])
-    _, steps = run(drafter, drafting=Drafting(policy=policy))
-    assert {sum(step.proposed.values()) for step in steps[:-1]} == {1}
-    assert [token.id for step in steps for token in step.tokens] == answer_of()
+def test_drafters_hear_what_else_the_target_thought_of() -> None:
+    for drafter in (Scripted(lambda tokens: []), oracle(3)):
+        _, steps = run(drafter)
+        text = [*PROMPT, *(token.id for step in steps for token in step.tokens)]
+        first, *heard = drafter.heard
+        assert first is None, "a prompt is not the target's"
+        at = len(PROMPT)
+        for step, places in zip(steps, heard, strict=True):
+            assert places is not None and len(places) == len(step.tokens)
+            for place in places:
+                alone = ToyScores([toy_logits(tuple(text[at - 2 : at]))], [at], LONG.sampling)
+                assert place == alone.likely(0)
+                assert place[0][0] == text[at], "at temperature 0 the likeliest was chosen"
+                at += 1
+
+
+def test_costs_are_told_the_nodes_and_the_time_of_every_step() -> None:
+    told: list[tuple[int, float, float, float]] = []
+
+    class Noting(CostCurve):
+        def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+            told.append((nodes, verify, draft, other))
+
+    _, steps = run(oracle(3), costs=Noting({0: 1.0, 9: 2.0}))
+    assert [nodes for nodes, *_ in told] == [sum(step.proposed.values()) for step in steps]
+    for step, (_, verify, draft, other) in zip(steps, told, strict=True):
+        assert verify == step.verify_seconds and min(draft, other) > 0
+        assert draft + other == pytest.approx(step.seconds - verify)
+
+
+def test_a_fixed_budget_learns_of_costs_and_does_not_heed_them() -> None:
+    dear = CostCurve({0: 1e-9, 1: 1e9})
+    drafter = oracle(3)
+    _, steps = run(drafter, drafting=Drafting(budget="fixed"), costs=dear)
+    assert all(nodes for _, nodes, _ in drafter.asked)
+    assert max(len(step.tokens) for step in steps) == 4
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 23])
@@ -208,7 +239,7 @@ def test_what_was_drafted_behind_the_end_is_not_emitted() -> None:
     )
     generation = Generation(Sampling(temperature=1.5, seed=seed), max_tokens=60)
     truth = [*PROMPT, *answer_of(generation), 97, 98, 99]
-    drafter = Scripted(lambda tokens: chain(truth[len(tokens) : len(tokens) + 7]))
+    drafter = Scripted(lambda tokens: [truth[len(tokens) : len(tokens) + 7]])
     toy = ToyBackend()
     _, steps = run(drafter, generation=generation, backend=toy)
     assert [t.id for step in steps for t in step.tokens] == answer_of(generation)
@@ -221,7 +252,7 @@ def test_a_stop_string_ends_the_answer_wherever_the_steps_fall(ahead: int) -> No
     text = bytes(token for token in answer_of() if token < 128).decode()
     stop = text[20:24]
     generation = Generation(LONG.sampling, max_tokens=60, stop=(stop,))
-    _, steps = run(oracle(ahead) if ahead else Scripted(lambda tokens: []), generation=generation)
+    _, steps = run(oracle(ahead), generation=generation)
     shown = "".join(token.text for step in steps for token in step.tokens)
     assert shown == text[: text.find(stop)] and steps[-1].finish == "stop"
     assert sum(len(step.tokens) for step in steps) == text.find(stop) + len(stop)
@@ -280,7 +311,7 @@ def test_a_consumer_that_leaves_early_still_ends_the_answer(taken: int) -> None:
 
 
 def test_a_drafter_that_raises_is_heard_and_the_others_are_told() -> None:
-    def fail(tokens: Sequence[int]) -> list[Candidate]:
+    def fail(tokens: Sequence[int]) -> list[Sequence[int]]:
         if len(tokens) > len(PROMPT) + 4:
             raise RuntimeError("a bug in a drafter")
         return []

@@ -1,4 +1,4 @@
-"""The model tier: every answer counts once, the frequent and the recent win, nothing grows wild."""
+"""The model tier: every answer counts once, and nothing is learned before it is over."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,124 +6,96 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.model import AHEAD, KEY, SIZE, WIDTH, ModelDrafter, grams_of
-from engine.types import Gram
-from tests.test_drafters_context import keeps_its_promises
+from engine.drafters.model import KEY, ModelTier, grams_of
+from engine.types import MODEL, Gram
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=50)
 
 
+def behind(counts: Counter[tuple[int, ...]], key: tuple[int, ...]) -> dict[int, float]:
+    """What followed a key: the counts of the n-grams that end with it and one token."""
+    found = Counter[int]()
+    for gram, count in counts.items():
+        if gram[:-1][-len(key) :] == key:
+            found[gram[-1]] += count
+    return dict(found)
+
+
 @settings(deadline=None, derandomize=True)
 @given(TOKENS, TOKENS)
-def test_grams_are_the_windows_around_each_answer_token(
+def test_grams_are_the_windows_that_end_at_each_answer_token(
     prompt: list[int], answer: list[int]
 ) -> None:
     tokens = [*prompt, *answer]
     grams = grams_of(tokens, len(answer))
-    wanted = {
-        tuple(tokens[at - KEY : at + AHEAD]) for at in range(KEY, len(tokens)) if at >= len(prompt)
+    assert grams == {
+        tuple(tokens[: at + 1][-KEY - 1 :]) for at in range(len(prompt), len(tokens)) if at
     }
-    assert grams == wanted
-    assert all(KEY < len(gram) <= SIZE for gram in grams)
+    assert all(2 <= len(gram) <= KEY + 1 for gram in grams)
 
 
 @settings(deadline=None, derandomize=True)
-@given(st.lists(TOKENS, max_size=6))
-def test_documents_are_answers_that_held_the_gram(answers: list[list[int]]) -> None:
+@given(st.lists(TOKENS, max_size=6), TOKENS)
+def test_documents_are_answers_that_held_the_gram(
+    answers: list[list[int]], asked: list[int]
+) -> None:
     handed: list[set[tuple[int, ...]]] = []
-    drafter = ModelDrafter(learned=lambda grams: handed.append(set(grams)))
+    tier = ModelTier(learned=lambda grams: handed.append(set(grams)))
     counts: Counter[tuple[int, ...]] = Counter()
     for answer in answers:
-        drafter.observe(answer, 1)
-        drafter.finish(answer, len(answer) - 1)
+        tier.observe(answer, 1, None)
+        tier.finish(answer, len(answer) - 1)
         counts.update(grams_of(answer, len(answer) - 1))
-    assert {gram: value.documents for gram, value in drafter.table.items()} == counts
     assert Counter(gram for grams in handed for gram in grams) == counts
-
-
-@settings(deadline=None, derandomize=True, max_examples=300)
-@given(st.lists(TOKENS, max_size=6), TOKENS, st.integers(0, 9), st.floats(0, 0.5))
-def test_drafts_keep_the_promises_of_a_drafter(
-    answers: list[list[int]], tokens: list[int], room: int, threshold: float
-) -> None:
-    drafter = ModelDrafter()
-    for answer in answers:
-        drafter.finish(answer, len(answer))
-    candidates = drafter.propose(tokens, room, threshold)
-    keeps_its_promises(candidates, room, threshold)
-    for path, _, length in candidates:
-        suffix = tuple(tokens[-length:])
-        assert any(
-            gram[KEY - length : KEY] == suffix and gram[KEY:][: len(path)] == path
-            for gram in drafter.table
-        )
+    full = {gram: count for gram, count in counts.items() if len(gram) == KEY + 1}
+    assert dict(tier.grams()) == full
+    found = tier.matches(tuple(asked))
+    for size, followers in enumerate(found, start=1):
+        assert followers.counts == behind(counts, tuple(asked[-size:]))
+        assert followers.total == sum(followers.counts.values())
+    assert len(found) == min(KEY, len(asked)) or not behind(counts, tuple(asked[-len(found) - 1 :]))
 
 
 def test_nothing_is_learned_before_the_answer_is_over() -> None:
-    drafter = ModelDrafter()
-    drafter.observe(list(range(20)), 20)
-    assert drafter.table == {} and drafter.propose([3], 9, 0.0) == []
+    tier = ModelTier()
+    tier.observe(list(range(20)), 20, None)
+    tier.observe(list(range(22)), 2, None)
+    assert tier.matches((3,)) == [] and list(tier.grams()) == []
+    assert (tier.name, tier.source) == (MODEL, MODEL)
 
 
-def test_the_longest_key_speaks_first() -> None:
-    drafter = ModelDrafter()
-    drafter.finish([1, 2, 3, 4, 50, 51, 52, 53], 4)
-    for _ in range(3):
-        drafter.finish([9, 9, 9, 4, 60, 61, 62, 63], 4)
-    best = drafter.propose([0, 1, 2, 3, 4], 9, 0.0)[0]
-    assert (best.path, best.match_length) == ((50,), 4)
-    best = drafter.propose([0, 4], 9, 0.0)[0]
-    assert (best.path, best.match_length) == ((60,), 1)
+def test_a_prompt_leads_in_and_is_not_learned() -> None:
+    tier = ModelTier()
+    tier.finish([1, 2, 3, 4, 50, 51], 2)
+    assert [f.counts for f in tier.matches((1, 2, 3, 4))] == [{50: 1}] * 4
+    assert tier.matches((3,)) == [], "that 4 follows 3 is what the user said"
 
 
-def test_the_more_frequent_continuation_is_likelier() -> None:
-    drafter = ModelDrafter()
-    for following, times in ((10, 1), (20, 3), (30, 2)):
-        for _ in range(times):
-            drafter.finish([1, 2, 3, 4, following], 1)
-    found = [c.path for c in drafter.propose([1, 2, 3, 4], 3, 0.0)]
-    assert found == [(20,), (30,), (10,)]
-
-
-def test_a_frequent_gram_is_not_pushed_out_by_new_ones() -> None:
-    drafter = ModelDrafter()
-    for _ in range(5):
-        drafter.finish([1, 2, 3, 4, 7], 1)
-    for other in range(100, 200):
-        drafter.finish([1, 2, 3, 4, other], 1)
-    assert max(len(line) for line in drafter.keys.values()) <= 2 * WIDTH
-    found = [c.path for c in drafter.propose([1, 2, 3, 4], 9, 0.0)]
-    assert found[0] == (7,) and (199,) in found, "frequent first, then recent"
-
-
-def test_stored_grams_come_back_in_the_same_order() -> None:
-    first = ModelDrafter()
+def test_stored_grams_come_back() -> None:
+    handed: list[Gram] = []
+    first = ModelTier(learned=lambda grams: handed.extend(Gram(gram, 1, 0) for gram in grams))
     for answer in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 7], [9, 2, 3, 4, 8, 8], [1, 2, 3, 4, 8]):
         first.finish(answer, 3)
-    again = ModelDrafter(reversed(list(first.table.values())))
-    assert again.table == first.table and again.answers == first.answers
-    for key in ([1, 2, 3, 4], [4], [3, 4], [2]):
-        assert again.propose(key, 20, 0.0) == first.propose(key, 20, 0.0)
-
-
-def test_short_answers_and_short_contexts() -> None:
-    drafter = ModelDrafter()
-    drafter.finish([1, 2, 3], 3)
-    drafter.finish([1], 1)
-    assert drafter.table == {} and drafter.propose([1], 9, 0.0) == []
-    drafter.finish([1, 2, 3, 4, 5], 1)
-    assert [c.path for c in drafter.propose([4], 9, 0.0)] == [(5,)]
+    documents = Counter(gram.tokens for gram in handed)
+    stored = [Gram(tokens, count, 1) for tokens, count in documents.items()]
+    again = ModelTier(reversed(stored))
+    assert dict(again.grams()) == dict(first.grams()) and again.size == first.size
+    for key in ((1, 2, 3, 4), (4,), (3, 4), (2,), (8,)):
+        left, right = ([(f.total, f.counts) for f in t.matches(key)] for t in (first, again))
+        assert left == right
 
 
 def test_an_answer_that_never_began_teaches_nothing() -> None:
     calls: list[Iterable[object]] = []
-    drafter = ModelDrafter([Gram((1, 2, 3, 4, 5), 1, 6)], calls.append)
-    drafter.finish([1, 2, 3, 4, 5, 6, 7, 8, 9], 0)
-    assert calls == [] and len(drafter.table) == 1
-    assert drafter.answers == 6, "the store does not count it either"
+    tier = ModelTier([Gram((1, 2, 3, 4, 5), 1, 6)], calls.append)
+    tier.finish([1, 2, 3, 4, 5, 6, 7, 8, 9], 0)
+    tier.finish([1], 1)
+    assert calls == [] and dict(tier.grams()) == {(1, 2, 3, 4, 5): 1} and tier.size == 1
 
 
-def test_grams_shorter_than_a_key_are_harmless() -> None:
-    drafter = ModelDrafter([Gram((1, 2), 3, 1), Gram((1, 2, 3, 4), 3, 1), Gram((5,), 1, 1)])
-    for tokens in ([1], [1, 2], [1, 2, 3, 4], [5], [3, 4]):
-        keeps_its_promises(drafter.propose(tokens, 9, 0.0), 9, 0.0)
+def test_grams_of_other_lengths_are_harmless() -> None:
+    """A store of an earlier version, or a damaged one."""
+    tier = ModelTier([Gram((1, 2), 3, 1), Gram((0, 0, 0, 1, 2, 3, 4, 5), 2, 1), Gram((5,), 1, 1)])
+    assert [f.counts for f in tier.matches((1,))] == [{2: 3}]
+    assert [f.counts for f in tier.matches((1, 2, 3, 4))] == [{5: 2}] * 4
+    assert tier.matches((5,)) == []

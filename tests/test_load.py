@@ -53,7 +53,7 @@ def test_what_is_known_of_a_loaded_model(embedded: Any) -> None:
     info = embedded.info
     assert (info.name, info.kind, info.device) == ("target", "transformers", "cpu")
     assert (info.vocabulary_size, info.context_length) == (6144, 2048)
-    assert info.can_tree and info.note == "" and info.dtype == "float32"
+    assert info.can_tree and info.note == "" and info.dtype == "float32" and info.threads == 1
     assert info.eos_ids == {1} and info.memory_bytes == 4 * info.parameters > 1_000_000
     assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 16
 

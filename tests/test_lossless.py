@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import permutations
 
@@ -10,14 +10,18 @@ import pytest
 
 from engine.backends.base import Backend
 from engine.backends.toy import VOCABULARY, ToyBackend, ToyScores
+from engine.budget import Budget
+from engine.calibration import Calibration
 from engine.chat import Chat
+from engine.costs import IDLE, CostCurve, measure_costs
 from engine.decode import decode, never
-from engine.drafters.base import Drafter
+from engine.drafters.base import Drafter, Likely
+from engine.drafters.hierarchy import Hierarchy
 from engine.methods import METHODS, Databases, method_named
 from engine.sampling import choose
 from engine.settings import POLICIES, Drafting, Generation, Sampling
-from engine.tree import Tree
-from engine.types import TIERS, Candidate, Continuation, Followers, Message, Prefill, Step, Token
+from engine.tree import Tree, graft
+from engine.types import TIERS, Followers, Message, Prefill, Step, Token
 from tests.conftest import ROOT
 
 ORDERS = [order for size in (1, 2, 3) for order in permutations(TIERS, size)]
@@ -40,9 +44,10 @@ def events_of(
     drafters: Sequence[Drafter] = (),
     drafting: Drafting | None = None,
     cancelled: Callable[[], bool] = never,
+    costs: CostCurve | None = None,
 ) -> list[Step]:
     drafting = drafting or Drafting()
-    events = list(decode(backend, prompt, drafters, generation, drafting, cancelled))
+    events = list(decode(backend, prompt, drafters, generation, drafting, cancelled, costs))
     return [event for event in events if isinstance(event, Step)]
 
 
@@ -65,22 +70,37 @@ class Counts:
     """A table of texts in memory, made the slow and obvious way."""
 
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
-        self.behind: dict[tuple[int, ...], Counter[tuple[int, ...]]] = defaultdict(Counter)
+        self.behind: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         for text in texts:
             for at in range(1, len(text)):
                 for size in range(1, min(3, at) + 1):
-                    for ahead in range(1, 5):
-                        if at + ahead <= len(text):
-                            key = tuple(text[at - size : at])
-                            self.behind[key][tuple(text[at : at + ahead])] += 1
+                    self.behind[tuple(text[at - size : at])][text[at]] += 1
+        self.followers = {
+            key: Followers(found.total(), len(found), dict(found.most_common()))
+            for key, found in self.behind.items()
+        }
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
-        found = self.behind.get(tuple(key))
-        if found is None:
-            return None
-        total = sum(count for path, count in found.items() if len(path) == 1)
-        paths = sorted(found.items(), key=lambda pair: (-pair[1], len(pair[0])))
-        return Followers(total, tuple(Continuation(path, n / total) for path, n in paths[:40]))
+        return self.followers.get(tuple(key))
+
+
+class Stated(CostCurve):
+    """A cost curve that stays as it was stated, however long the steps really take."""
+
+    def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+        super().observe(nodes, self.seconds(nodes), 0.0, 0.0)
+
+
+def curves() -> dict[str, CostCurve | None]:
+    """What a forward may cost. A machine where drafting is free, one where it never pays, ..."""
+    return {
+        "none": None,
+        "free": Stated({0: 1.0, 63: 1.0}),
+        "usual": Stated({0: 1.0, 3: 1.1, 7: 1.3, 15: 1.7, 63: 4.0}),
+        "jumps": Stated({0: 1.0, 1: 3.0, 2: 1.5, 30: 1.5, 31: 9.0, 63: 9.0}),
+        "never": Stated({0: 1.0, 63: 1000.0}),
+        "learning": CostCurve({0: 1e-4, 7: 2e-4, 63: 1e-3}),
+    }
 
 
 @cache
@@ -103,7 +123,7 @@ def warm_toy() -> Databases:
     databases = Databases(statistics=toy_table())
     for seed in (5, 0, 1):
         answer = [t.id for t in tokens_of(plain_toy(generation(1.0, seed)))]
-        databases.model.finish([*PROMPT, *answer], len(answer))
+        databases.past.finish([*PROMPT, *answer], len(answer))
     return databases
 
 
@@ -124,6 +144,39 @@ def test_every_subset_and_order_at_every_temperature(order: tuple[str, ...], pol
             assert_lossless(plain_toy(wanted), fast)
             accepted += sum(sum(step.accepted.values()) for step in fast)
     assert accepted > 100, "a run that accepts nothing proves nothing"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("harvest", [True, False], ids=["harvest", "text alone"])
+@pytest.mark.parametrize("costs", curves())
+def test_every_cost_of_a_forward_with_and_without_the_harvest(
+    costs: str, harvest: bool, policy: str
+) -> None:
+    databases, curve, accepted, drafted = warm_toy(), curves()[costs], 0, set[bool]()
+    drafting = Drafting(policy=policy, harvest=harvest, nodes=24)
+    for temperature in TEMPERATURES:
+        for seed in SEEDS:
+            wanted = generation(temperature, seed)
+            drafters = databases.drafters(method_named("hd", drafting))
+            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
+            assert_lossless(plain_toy(wanted), fast)
+            accepted += sum(sum(step.accepted.values()) for step in fast)
+            drafted |= {bool(step.proposed) for step in fast}
+    assert accepted > (100 if costs != "never" else -1)
+    if costs == "usual":
+        assert drafted == {True, False}, "some steps paid, some did not"
+
+
+@pytest.mark.parametrize("tiers", ORDERS, ids="-".join)
+def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> None:
+    databases, curve = warm_toy(), curves()["usual"]
+    policy = POLICIES[ORDERS.index(tiers) % 2]
+    method = method_named("hd", Drafting(tiers=tiers, policy=policy))
+    for number, temperature in enumerate(TEMPERATURES):
+        wanted = generation(temperature, number)
+        drafters = databases.drafters(method)
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting, costs=curve)
+        assert_lossless(plain_toy(wanted), fast)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -177,86 +230,161 @@ def test_stop_strings_length_and_context_end_it_at_the_same_token(name: str) -> 
 
 
 class Adversary:
-    """A drafter made of a function; it learns nothing."""
+    """A drafter made of a function, within its budget unless told otherwise; learns nothing."""
 
     name = "model"
 
-    def __init__(self, say: Callable[[Sequence[int]], list[Candidate]]) -> None:
-        self.say = say
+    def __init__(
+        self,
+        say: Callable[[Sequence[int]], Iterable[tuple[int, ...]]],
+        name: str = "model",
+        obedient: bool = True,
+    ) -> None:
+        self.say, self.name, self.obedient = say, name, obedient
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        return self.say(tokens)
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+        nodes, depth = (budget.nodes, budget.depth) if self.obedient else (10**6, None)
+        for path in self.say(tokens):
+            graft(tree, path[:depth], self.name, 1, nodes)
+        return {self.name: 0.0}
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Nothing to learn."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn."""
 
 
-def garbage(tokens: Sequence[int]) -> list[Candidate]:
+Paths = list[tuple[int, ...]]
+
+
+def garbage(tokens: Sequence[int]) -> Paths:
     draw = random.Random(len(tokens))
-    return [
-        Candidate(
-            tuple(draw.randrange(-5, VOCABULARY + 50) for _ in range(draw.randrange(6))),
-            draw.choice([0.0, 0.5, 1.0, -1.0, 7.0, float("nan")]),
-            draw.randrange(9),
-        )
-        for _ in range(60)
-    ]
+    return [tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(6))) for _ in range(60)]
 
 
-def duplicates(tokens: Sequence[int]) -> list[Candidate]:
-    return [Candidate((letter,), 0.9, 1) for letter in range(97, 123)] * 3
+def duplicates(tokens: Sequence[int]) -> Paths:
+    return [(letter,) for letter in range(97, 123)] * 3
 
 
-def deep(tokens: Sequence[int]) -> list[Candidate]:
-    return [Candidate((97,) * depth, 1.0, 1) for depth in range(1, 200)]
+def deep(tokens: Sequence[int]) -> Paths:
+    return [(97,) * depth for depth in range(1, 60)]
 
 
-def orphans_first(tokens: Sequence[int]) -> list[Candidate]:
-    return [Candidate((letter, letter), 0.9, 1) for letter in range(97, 123)] + [
-        Candidate((letter,), 0.1, 1) for letter in range(97, 123)
-    ]
-
-
-def everything(tokens: Sequence[int]) -> list[Candidate]:
-    return [Candidate((token,), 1.0, 1) for token in range(VOCABULARY)]
+def everything(tokens: Sequence[int]) -> Paths:
+    return [(token,) for token in range(VOCABULARY)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("adversary", [garbage, duplicates, deep, orphans_first, everything])
+@pytest.mark.parametrize("obedient", [True, False])
+@pytest.mark.parametrize("adversary", [garbage, duplicates, deep, everything])
 def test_adversarial_drafters_change_nothing(
-    adversary: Callable[[Sequence[int]], list[Candidate]], policy: str
+    adversary: Callable[[Sequence[int]], Paths], obedient: bool, policy: str
 ) -> None:
     for temperature in TEMPERATURES:
         for seed in (0, 1):
-            wanted = generation(temperature, seed)
-            drafters = [Adversary(adversary), *warm_toy().drafters(METHODS["hd"])]
-            drafting = Drafting(policy=policy, nodes=40)
+            wanted = generation(temperature, seed, most=30)
+            drafting = Drafting(policy=policy, nodes=30)
+            own = warm_toy().drafters(method_named("hd", drafting))
+            drafters = [Adversary(adversary, obedient=obedient), *own]
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
             assert_lossless(plain_toy(wanted), fast)
 
 
-def knowing(truth: Sequence[int], ahead: int = 7) -> Adversary:
-    def say(tokens: Sequence[int]) -> list[Candidate]:
-        rest = tuple(truth[len(tokens) : len(tokens) + ahead])
-        return [Candidate(rest[: n + 1], 0.9**n, 1) for n in range(len(rest))]
+class Liar:
+    """A tier that answers with what a function makes of a draw of random numbers."""
 
-    return Adversary(say)
+    def __init__(self, name: str, say: Callable[[random.Random], Followers]) -> None:
+        self.name = self.source = name
+        self.say = say
+
+    def matches(self, suffix: tuple[int, ...]) -> list[Followers]:
+        draw = random.Random(sum(suffix))
+        return [self.say(draw) for _ in range(draw.randrange(len(suffix) + 1))]
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Nothing to learn."""
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing to learn."""
+
+
+def letters(draw: random.Random) -> Followers:
+    found = {draw.randrange(97, 123): float(draw.randrange(1, 50)) for _ in range(6)}
+    return Followers(sum(found.values()), len(found), found)
+
+
+def foreign(draw: random.Random) -> Followers:
+    """Tokens that the model does not have."""
+    return Followers(9, 2, {VOCABULARY: 3, VOCABULARY + draw.randrange(2**32): 3, 97: 3})
+
+
+def excessive(draw: random.Random) -> Followers:
+    """More next tokens than occurrences."""
+    return Followers(1, 1, {draw.randrange(97, 123): 1e9 for _ in range(9)})
+
+
+def silent(draw: random.Random) -> Followers:
+    return Followers(draw.randrange(1, 99), 1, {})
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_drafting_the_known_answer_accepts_everything(policy: str) -> None:
+@pytest.mark.parametrize("say", [letters, foreign, excessive, silent])
+def test_tiers_that_lie_change_nothing(
+    say: Callable[[random.Random], Followers], policy: str
+) -> None:
+    hierarchy = Hierarchy([Liar(name, say) for name in TIERS], Calibration(), policy)
+    for temperature in TEMPERATURES:
+        for seed, costs in enumerate((None, Stated({0: 1.0, 63: 2.0}))):
+            wanted = generation(temperature, seed)
+            drafting = Drafting(nodes=16)
+            fast = events_of(ToyBackend(), PROMPT, wanted, [hierarchy], drafting, costs=costs)
+            assert_lossless(plain_toy(wanted), fast)
+            assert all(sum(step.proposed.values()) <= 16 for step in fast)
+
+
+def knowing(truth: Sequence[int], ahead: int = 7) -> Adversary:
+    """Drafts what the text says next."""
+    return Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + ahead])])
+
+
+def test_drafting_the_known_answer_accepts_everything() -> None:
     for temperature in TEMPERATURES:
         for seed in range(4):
             wanted = generation(temperature, seed)
             truth = [*PROMPT, *(t.id for t in tokens_of(plain_toy(wanted)))]
-            drafting = Drafting(policy=policy, nodes=7)
-            fast = events_of(ToyBackend(), PROMPT, wanted, [knowing(truth)], drafting)
+            fast = events_of(ToyBackend(), PROMPT, wanted, [knowing(truth)], Drafting(nodes=7))
             assert_lossless(plain_toy(wanted), fast)
             assert all(step.accepted == step.proposed for step in fast)
             assert len(fast) == -(-(len(truth) - len(PROMPT)) // 8)
+
+
+def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
+    """The gate is not one-way: drafting is tried again, in case it has become worth it."""
+    databases, drafting, curve = warm_toy(), Drafting(), curves()["never"]
+    kinds: list[bool] = []
+    for seed in range(12):
+        wanted = generation(0.7, seed)
+        drafters = databases.drafters(METHODS["hd"])
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
+        assert_lossless(plain_toy(wanted), fast)
+        kinds += [bool(step.proposed) for step in fast]
+    probes = [at for at, drafted in enumerate(kinds) if drafted]
+    gaps = [after - before for before, after in zip([-1, *probes], probes, strict=False)]
+    assert len(gaps) > 3 and min(gaps) > IDLE and max(gaps) < 2 * IDLE
+
+
+def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
+    databases, curve, kinds = warm_toy(), curves()["free"], list[bool]()
+    for seed in range(12):
+        wanted = generation(0.7, seed)
+        drafters = databases.drafters(METHODS["hd"])
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(), costs=curve)
+        assert_lossless(plain_toy(wanted), fast)
+        # The last token of an answer leaves no room for a draft.
+        kinds += [bool(step.proposed) for step in fast]
+    plain = kinds.count(False)
+    assert plain >= 1 and plain < len(kinds) / 4
 
 
 def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
@@ -267,7 +395,8 @@ def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
         backend, databases = ToyBackend(), warm_toy()
         left: Iterator[bool] = iter([False] * at + [True] * 999)
         drafters = databases.drafters(METHODS["hd"])
-        cut = events_of(backend, PROMPT, wanted, drafters, Drafting(), lambda left=left: next(left))
+        drafting = Drafting(nodes=9)
+        cut = events_of(backend, PROMPT, wanted, drafters, drafting, lambda left=left: next(left))
         kept = [token.id for token in tokens_of(cut)]
         assert kept == ids[: len(kept)]
         if kept == ids:
@@ -275,13 +404,19 @@ def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
             break
         assert cut[-1].finish == "cancelled"
         assert backend.cache == [*PROMPT, *kept][: len(backend.cache)]
-        again = events_of(backend, PROMPT, wanted, databases.drafters(METHODS["hd"]))
+        again = events_of(backend, PROMPT, wanted, databases.drafters(METHODS["hd"]), drafting)
         assert_lossless(plain, again)
     else:
         pytest.fail("the answer never came to its end")
 
 
-def conversation(backend: Backend, method: str, turns: int, wanted: Generation) -> list[list[Step]]:
+def conversation(
+    backend: Backend,
+    method: str,
+    turns: int,
+    wanted: Generation,
+    costs: CostCurve | None = None,
+) -> list[list[Step]]:
     """Several turns on one backend with warm tiers; each must equal a cold plain run."""
     chat, databases = Chat(backend), Databases(statistics=toy_table())
     messages: list[Message] = []
@@ -290,7 +425,8 @@ def conversation(backend: Backend, method: str, turns: int, wanted: Generation) 
         messages.append(Message("user", f"and the tale of {turn} then"))
         prompt = chat.prompt(messages)
         drafters = databases.drafters(METHODS[method])
-        events = list(chat.reply(prompt, drafters, wanted, METHODS[method].drafting))
+        drafting = METHODS[method].drafting
+        events = list(chat.reply(prompt, drafters, wanted, drafting, never, costs))
         prefill = events[0]
         assert isinstance(prefill, Prefill)
         assert (prefill.reused > 0) == (turn > 0)
@@ -314,7 +450,8 @@ def cold(backend: Backend, prompt: Sequence[int], wanted: Generation) -> list[St
 @pytest.mark.parametrize("method", ["hd", "hd-published"])
 def test_a_warm_conversation_says_what_a_cold_one_does(method: str) -> None:
     for temperature in TEMPERATURES:
-        conversation(ToyBackend(), method, 4, generation(temperature, 11, most=40))
+        for costs in (None, curves()["usual"]):
+            conversation(ToyBackend(), method, 4, generation(temperature, 11, most=40), costs)
 
 
 def run_hd(wanted: Generation) -> list[Step]:
@@ -397,7 +534,7 @@ def warm(embedded):  # type: ignore[no-untyped-def]
             for temperature in (0.0, 0.7):
                 wanted = generation(temperature, 0, STEPS)
                 answer = [t.id for t in tokens_of(plain(wanted, number))]
-                filled.model.finish([*prompt, *answer], len(answer))
+                filled.past.finish([*prompt, *answer], len(answer))
         return filled
 
     yield prompts, plain, databases
@@ -405,17 +542,26 @@ def warm(embedded):  # type: ignore[no-untyped-def]
     embedded.reset()
 
 
+@pytest.fixture(scope="module")
+def measured(embedded) -> CostCurve:  # type: ignore[no-untyped-def]
+    """The embedded model's own cost curve; what is observed goes on correcting it."""
+    curve = measure_costs(embedded, seconds=0.3)
+    embedded.reset()
+    return curve
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_embedded_every_subset_and_order(embedded, warm, order) -> None:  # type: ignore[no-untyped-def]
+def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> None:  # type: ignore[no-untyped-def]
     prompts, plain, databases = warm
     filled, accepted = databases(), 0
-    policy = POLICIES[ORDERS.index(order) % 2]
-    method = method_named("hd", Drafting(tiers=order, policy=policy))
+    number = ORDERS.index(order)
+    drafting = Drafting(tiers=order, policy=POLICIES[number % 2], harvest=number % 3 > 0)
+    method, costs = method_named("hd", drafting), [None, measured][number // 2 % 2]
     for number, temperature in enumerate(TEMPERATURES):
         wanted = generation(temperature, number, STEPS)
-        prompt = prompts[number % 2]
-        fast = events_of(embedded, prompt, wanted, filled.drafters(method), method.drafting)
+        prompt, drafters = prompts[number % 2], filled.drafters(method)
+        fast = events_of(embedded, prompt, wanted, drafters, drafting, costs=costs)
         assert_lossless(plain(wanted, number % 2), fast)
         accepted += sum(sum(step.accepted.values()) for step in fast)
     assert accepted > 0
@@ -446,8 +592,8 @@ def test_embedded_knowing_the_answer_accepts_everything(embedded, warm, temperat
 
 
 @pytest.mark.model
-def test_embedded_a_warm_conversation_says_what_a_cold_one_does(embedded) -> None:  # type: ignore[no-untyped-def]
+def test_embedded_a_warm_conversation_says_what_a_cold_one_does(embedded, measured) -> None:  # type: ignore[no-untyped-def]
     embedded.reset()
     for temperature in (0.0, 1.0):
         embedded.reset()
-        conversation(embedded, "hd", 3, generation(temperature, 5, 24))
+        conversation(embedded, "hd", 3, generation(temperature, 5, 24), measured)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.types import Gram
-from storage.database import Database
+from storage.database import Database, pack_tokens
 from storage.ngrams import ModelNgrams
 
 A, B, C, LONG = (1, 2, 3), (1, 2, 4), (9,), (2**32 - 1, 0, 1, 151_643, 5)
@@ -97,6 +97,16 @@ def test_a_failed_answer_is_not_half_learned(grams: ModelNgrams) -> None:
     with pytest.raises(struct.error):
         grams.learn([B, (-1,)])
     assert grams.load() == [Gram(A, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    "change", ["tokens = x''", "tokens = x'000000'", "tokens = 'text'", "documents = 'many'"]
+)
+def test_a_damaged_row_is_passed_over(db: Database, grams: ModelNgrams, change: str) -> None:
+    grams.learn([A, B])
+    with db.write() as handle:
+        handle.execute(f"UPDATE ngrams SET {change} WHERE tokens = ?", [pack_tokens(A)])
+    assert grams.load() == grams.top(9) == [Gram(B, 1, 1)]
 
 
 def test_learning_is_fast_and_the_size_is_about_right(tmp_path: Path) -> None:

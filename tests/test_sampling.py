@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from engine.sampling import choose, gumbel, nucleus_floor, probability, warp
+from engine.sampling import choose, gumbel, likeliest, nucleus_floor, probabilities, warp
 from engine.settings import Sampling
 
 
@@ -194,10 +194,24 @@ def test_the_largest_seed_and_position_work() -> None:
     assert 0 <= choose(LOGITS, Sampling(temperature=1.0, seed=2**63 - 1), 2**31) < len(LOGITS)
 
 
-def test_probability_is_the_softmax() -> None:
-    law = softmax(LOGITS)
-    assert [probability(LOGITS, i) for i in range(8)] == pytest.approx(law.tolist(), rel=1e-5)
+def test_probabilities_are_the_softmax() -> None:
+    assert probabilities(LOGITS) == pytest.approx(softmax(LOGITS), rel=1e-5)
+    assert probabilities(LOGITS).dtype == np.float32
 
 
 def test_the_probability_of_a_hopeless_token_is_zero_without_a_warning() -> None:
-    assert probability(np.float32([200.0, -200.0]), 1) == pytest.approx(0.0, abs=1e-30)
+    law = probabilities(np.float32([200.0, -200.0, -np.inf]))
+    assert law.tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-30)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=60), st.floats(0.0, 1.0))
+def test_the_likeliest_tokens_come_in_their_order(values: list[float], least: float) -> None:
+    shares = probabilities(np.float32(values))
+    found = likeliest(shares, least)
+    tokens, said = [token for token, _ in found], [share for _, share in found]
+    assert len(set(tokens)) == len(tokens) > 0
+    assert said == sorted(said, reverse=True) and said[0] == shares.max()
+    assert all(type(token) is int and shares[token] == share for token, share in found)
+    left = [share for token, share in enumerate(shares) if token not in tokens]
+    assert all(share <= said[-1] for share in left), "nothing likelier is left out"

@@ -5,15 +5,20 @@ from dataclasses import replace
 
 import pytest
 
+from app.past import MODEL_GRAMS
 from app.preferences import Preferences
-from app.session import MODEL_GRAMS, UNTITLED, Session
+from app.rooms import Guarded
+from app.session import UNTITLED, Session
 from app.writer import Update
 from engine.backends.toy import ToyBackend
-from engine.drafters.context import ContextDrafter
+from engine.budget import Budget
+from engine.drafters.context import ContextTier
 from engine.errors import PromptError, SettingError, StorageError
 from engine.methods import METHODS
-from engine.settings import Generation, Sampling
-from engine.types import Candidate
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree
+from engine.types import Followers
+from storage.calibrations import CalibrationStore
 from storage.contexts import ContextStore
 from storage.database import Database
 from storage.ngrams import ModelNgrams
@@ -40,6 +45,11 @@ def run(updates: Iterator[Update]) -> Update:
 def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
     conversation = session.say(ME, None, text)
     return conversation, run(session.answer(ME, conversation, preferences(method)))
+
+
+def known(session: Session) -> set[tuple[int, ...]]:
+    """The n-grams in the model tier."""
+    return {gram for gram, _ in session.pasts.of(ME).tier.grams()}
 
 
 def texts(session: Session, conversation: str, owner: str = ME) -> list[str]:
@@ -210,7 +220,8 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
             reach()
     with pytest.raises(PromptError):
         run(session.prove(other, conversation))  # type: ignore[arg-type]
-    assert session.model_tier(other).table == {}
+    assert session.pasts.of(other).tier.size == 0
+    assert session.pasts.of(other).calibration.rows() == []
     assert Traces(session.database, other).history() == []
     assert len(texts(session, conversation)) == 2
 
@@ -235,19 +246,19 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
 ) -> None:
     ask(session)
     stored = {g.tokens for g in ModelNgrams(db, ME, toy.info.fingerprint).load()}
-    assert stored == set(session.model_tier(ME).table) != set()
+    assert stored == known(session) != set()
     later = Session(ToyBackend(), db)
     _, update = ask(later, "hello there", "model")
     assert update.metrics.accepted.get("model", 0) > 0
     later.wipe_model(ME)
-    assert later.model_tier(ME).table == {}
+    assert later.pasts.of(ME).tier.size == 0
     assert ModelNgrams(db, ME, toy.info.fingerprint).rows() == 0
 
 
 def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.session.MODEL_GRAMS", 5)
+    monkeypatch.setattr("app.past.MODEL_GRAMS", 5)
     ask(session)
-    assert len(session.model_tier(ME).table) == 5 < MODEL_GRAMS
+    assert session.pasts.of(ME).tier.size == 5 < MODEL_GRAMS
 
 
 def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Database) -> None:
@@ -259,33 +270,67 @@ def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Dat
     assert db.execute_read("SELECT count(*) FROM steps")[0][0] == 0
 
 
-class Broken(ContextDrafter):
-    """A source of drafts that proposes what no vocabulary holds, then fails."""
+class Broken(ContextTier):
+    """A source of drafts that can be made to say nonsense and to fail in every way it has."""
 
-    calls = 0
+    def __init__(self, faults: set[str]) -> None:
+        super().__init__()
+        self.faults, self.calls = faults, 0
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         self.calls += 1
-        if self.calls > 5:
+        if self.calls > 5 and "matches" in self.faults:
             raise ValueError("damaged")
-        return [Candidate((10**6,), 1.0, 1), Candidate((-1,), 1.0, 1), Candidate((7,), 0.9, 1)]
+        wrong = {10**6: 3.0, **({-1: 9.0} if self.calls > 3 and "token" in self.faults else {})}
+        return [Followers(20, 2, {97: 2.0, **wrong})] * 2
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        raise OSError("disk gone") if self.calls > 3 else RuntimeWarning
+    def observe(self, tokens: Sequence[int], new: int, likely: object) -> None:
+        if self.calls > 3 and "observe" in self.faults:
+            raise OSError("disk gone")
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        raise OSError("disk gone")
+        if "finish" in self.faults:
+            raise OSError("disk gone")
 
 
-def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session) -> None:
+@pytest.mark.parametrize("fault", ["matches", "token", "observe", "finish", "all"])
+def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault: str) -> None:
     _, plain = ask(session, method="plain")
     conversation = session.say(ME, None, "hello there")
-    session.room(ME, conversation).databases.context = Broken()
+    faults = {"matches", "token", "observe", "finish"} if fault == "all" else {fault}
+    session.room(ME, conversation).databases.context = Broken(faults)
     update = run(session.answer(ME, conversation, preferences("context")))
     assert update.text == plain.text
     (notice,) = session.take_notices(ME)
-    assert "context tier failed" in notice and "not affected" in notice
+    assert "from the databases failed" in notice and "not affected" in notice
     assert session.take_notices(ME) == []
+
+
+class Wild:
+    """A drafter that adds a node to the tree and then fails, or drafts what cannot be."""
+
+    name = "context"
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, float]:
+        tree.add(tree.add(0, 97, self.name), self.token, self.name)
+        if self.token == 98:
+            raise ValueError("damaged")
+        return {self.name: 0.0}
+
+
+@pytest.mark.parametrize("token", [-1, 98, 260])
+def test_what_a_faulty_drafter_added_is_taken_back(token: int) -> None:
+    notices: list[str] = []
+    guarded = Guarded(Wild(token), notices.append)  # type: ignore[arg-type]
+    tree = Tree(1)
+    tree.add(0, 5, "model")
+    budget = Budget(Drafting(), 9, 260)
+    assert guarded.grow(tree, [1], budget) == {} and guarded.grow(tree, [1], budget) == {}
+    assert (tree.tokens, tree.children) == ([1, 5], [{5: 1}, {}])
+    assert len(notices) == 1 and "context failed" in notices[0]
 
 
 def test_a_store_that_fails_costs_memory_not_the_answer(
@@ -329,7 +374,8 @@ def test_a_stopped_answer_can_be_proved_too(
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "plain"])
 def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method: str) -> None:
     ask(session)
-    before = dict(session.model_tier(ME).table)
+    before, trusted = known(session), session.pasts.of(ME).calibration.rows()
+    stored = CalibrationStore(session.database, ME, "toy").load()
     chosen = replace(preferences(), method=method)
     *_, last = session.compare(ME, "hello there", "", chosen, 3)
     assert len(last.pairs) == 3 == len(last.speedups)
@@ -337,7 +383,9 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     assert len(answers) == 1
     drafted = [timed.metrics.accepted for _, timed in last.pairs]
     assert drafted[0] == drafted[1] == drafted[2], "no repeat may draft an earlier one's answer"
-    assert session.model_tier(ME).table == before
+    assert known(session) == before
+    assert session.pasts.of(ME).calibration.rows() == trusted
+    assert CalibrationStore(session.database, ME, "toy").load() == stored != []
     assert len(session.conversations(ME).list()) == 1
     kinds = [r.kind for r in Traces(session.database, ME).history()]
     assert kinds.count("compare") == 6
@@ -369,3 +417,16 @@ def test_preferences_survive_storage() -> None:
         Preferences.from_mapping({"generation": {"max_tokens": -1}})
     with pytest.raises(SettingError):
         Preferences.from_mapping({"drafting": {"policy": "magic"}})
+    with pytest.raises(SettingError):
+        Preferences.from_mapping({"drafting": {"budget": "magic"}})
+
+
+def test_preferences_of_earlier_versions_take_up_the_measured_budget() -> None:
+    """Their limits fitted one machine; what drafts, and in which order, stays as it was chosen."""
+    drafting = {"tiers": ["model"], "policy": "hierarchical", "nodes": 7, "threshold": 0.01}
+    kept = Preferences.from_mapping({"method": "hd", "drafting": drafting}).drafting
+    assert kept == Drafting(("model",), "hierarchical")
+    assert (kept.budget, kept.nodes) == ("adaptive", Drafting().nodes)
+    chosen = Drafting(nodes=9, threshold=0.2, budget="fixed", harvest=True)
+    preferences = Preferences(drafting=chosen)
+    assert Preferences.from_mapping(preferences.mapping()).drafting == chosen

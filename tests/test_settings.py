@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import SettingError
-from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
 NUMBERS = [
@@ -90,6 +90,24 @@ def test_settings_do_not_change_afterwards() -> None:
 def test_unknown_policies_are_refused(policy: Any) -> None:
     with pytest.raises(SettingError, match="merged, hierarchical"):
         Drafting(policy=policy)
+
+
+@pytest.mark.parametrize("budget", ["", "Adaptive", "measured", None, 64])
+def test_unknown_budgets_are_refused(budget: Any) -> None:
+    with pytest.raises(SettingError, match="adaptive, fixed"):
+        Drafting(budget=budget)
+
+
+@pytest.mark.parametrize("harvest", ["on", None, 1, 0.0])
+def test_harvesting_is_on_or_off(harvest: Any) -> None:
+    with pytest.raises(SettingError, match="on or off"):
+        Drafting(harvest=harvest)
+    assert Drafting(harvest=True) != Drafting(harvest=False)
+
+
+def test_known_budgets_are_taken_and_the_first_is_the_default() -> None:
+    assert [Drafting(budget=budget).budget for budget in BUDGETS] == list(BUDGETS)
+    assert Drafting().budget == BUDGETS[0] == "adaptive"
 
 
 def test_known_policies_and_tiers_are_taken() -> None:

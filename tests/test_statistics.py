@@ -1,10 +1,11 @@
 """The statistics file: what is counted is what a slow count says, and damage costs speed only."""
 
+import math
 import random
 import shutil
 import sqlite3
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,21 +15,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import StorageError
-from engine.types import Continuation, Followers
+from engine.types import Followers
 from storage.statistics import (
-    LARGEST_BLOB,
+    COUNTS,
+    EXACT,
+    FOLLOWERS,
+    FORMAT,
+    KEY_SIZE,
+    LARGEST_VOCABULARY,
     META,
-    NODES,
+    NARROW,
+    SCHEMA,
+    SHARES,
     SUFFIX,
+    WIDE,
+    Likeliest,
     StatisticsTable,
+    entry_format,
     find_table,
-    pack_count,
+    key_bits,
     pack_key,
     unpack,
 )
-from storage.statistics_build import FEWEST, SMALLEST_SHARE, WINDOW, build
+from storage.statistics_build import DOUBT, FEWEST, build, nearest
+from tests.conftest import ROOT
 
 BIG = 1 << 30
+COUNT_ERROR = 2 ** (1 / 16) - 1 + 1e-3
+SHARE_ERROR = 2 ** (1 / 32) - 1 + 1e-3
+"""Half a step of each scale."""
+
+Key = tuple[int, ...]
 
 
 def made(
@@ -39,67 +56,45 @@ def made(
     return StatisticsTable(path)
 
 
-def counted(texts: Sequence[Sequence[int]]) -> Counter[tuple[int, ...]]:
-    counts: Counter[tuple[int, ...]] = Counter()
+def reference(texts: Sequence[Sequence[int]]) -> dict[Key, Counter[int]]:
+    """What followed every key that has a frequent follower, by dictionaries alone."""
+    table: dict[Key, Counter[int]] = defaultdict(Counter)
     for text in texts:
-        for at in range(len(text)):
-            for size in range(1, WINDOW + 1):
-                if at + size <= len(text):
-                    counts[tuple(text[at : at + size])] += 1
-    return counts
-
-
-def reference(
-    texts: Sequence[Sequence[int]],
-) -> dict[tuple[int, ...], dict[tuple[int, ...], float]]:
-    """Every key's paths and shares, by dictionaries alone: all of them, before the node limit."""
-    counts = counted(texts)
-    table = {}
-    for key in [gram for gram in counts if len(gram) <= 3]:
-        gain = 0.0
-        nexts = [gram for gram in counts if len(gram) == len(key) + 1 and gram[:-1] == key]
-        for gram in nexts:
-            expected = 0.0
-            if len(key) > 1:
-                expected = counts[key] * counts[gram[1:]] / counts[key[1:]]
-            if counts[gram] >= FEWEST:
-                gain += max(0.0, counts[gram] - expected)
-        if gain <= 0:
-            continue
-        paths: dict[tuple[int, ...], float] = {}
-        for gram in sorted((g for g in counts if g[: len(key)] == key != g), key=len):
-            path, share = gram[len(key) :], counts[gram] / counts[key]
-            kept = len(path) == 1 or path[:-1] in paths
-            if kept and counts[gram] >= FEWEST and share >= SMALLEST_SHARE:
-                paths[path] = share
-        if paths:
-            table[key] = paths
-    return table
+        for at in range(1, len(text)):
+            for size in range(1, min(KEY_SIZE, at) + 1):
+                table[tuple(text[at - size : at])][text[at]] += 1
+    return {key: found for key, found in table.items() if max(found.values()) >= FEWEST}
 
 
 def keys_of(table: StatisticsTable) -> list[int]:
     return [key for (key,) in table.connection.execute("SELECT key FROM grams")]
 
 
+def unpack_key(packed: int, bits: int) -> Key:
+    size = next(n for n in (3, 2, 1) if packed >> bits * n == n)
+    return tuple(packed >> bits * at & (1 << bits) - 1 for at in reversed(range(size)))
+
+
 def assert_counted(table: StatisticsTable, texts: Sequence[Sequence[int]]) -> int:
-    wanted, counts = reference(texts), counted(texts)
+    wanted = reference(texts)
     packed = keys_of(table)
-    assert packed == sorted(packed) and set(packed) == {pack_key(key) for key in wanted}
-    for key, paths in wanted.items():
+    assert packed == sorted(packed)
+    assert set(packed) == {pack_key(key, table.bits) for key in wanted}
+    entries = 0
+    for key, counts in wanted.items():
         found = table.look_up(key)
         assert found is not None
-        assert found.total == pytest.approx(counts[key], rel=0.05)
-        kept = dict(found.paths)
-        assert len(found.paths) == len(kept) == min(NODES, len(paths))
-        assert all(
-            share == pytest.approx(paths[path], abs=0.6 / 255) for path, share in kept.items()
-        )
-        assert sorted(kept.values(), reverse=True) == [share for _, share in found.paths]
-        listed = [path for path, _ in found.paths]
-        assert all(path[:-1] in [(), *listed[:i]] for i, path in enumerate(listed))
-        # The likeliest are kept: nothing that was left out is likelier than what was kept.
-        left_out = [share for path, share in paths.items() if path not in kept]
-        assert not left_out or max(left_out) <= min(paths[path] for path in kept) + 1e-9
+        total = sum(counts.values())
+        assert found.total == pytest.approx(total, rel=COUNT_ERROR)
+        assert found.distinct == pytest.approx(len(counts), rel=COUNT_ERROR)
+        shares = {token: count / found.total for token, count in found.counts.items()}
+        assert shares == pytest.approx({t: counts[t] / total for t in shares}, rel=SHARE_ERROR)
+        # The most frequent are kept, best first.
+        ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        often = [(token, count) for token, count in ranked if count >= FEWEST]
+        assert list(found.counts) == [token for token, _ in often[:FOLLOWERS]]
+        entries += len(found.counts)
+    assert table.meta["entries"] == str(entries)
     return len(wanted)
 
 
@@ -109,6 +104,12 @@ def babble(seed: int, documents: int, length: int, vocabulary: int) -> list[list
     return [
         [token for _ in range(length) for token in draw.choice(words)] for _ in range(documents)
     ]
+
+
+def noise(seed: int, length: int, vocabulary: int) -> list[int]:
+    """A text with many followers per key, the low tokens far more frequent."""
+    draw = random.Random(seed)
+    return [int(vocabulary * draw.random() ** 3) for _ in range(length)]
 
 
 @pytest.mark.parametrize(
@@ -122,12 +123,21 @@ def test_a_build_is_what_a_slow_count_says(
     assert assert_counted(made(tmp_path / "a.db", texts), texts) > 10
 
 
+@pytest.mark.parametrize(("length", "vocabulary"), [(4_000, 60), (20_000, 2_000)])
+def test_many_followers_are_ranked_and_cut(tmp_path: Path, length: int, vocabulary: int) -> None:
+    texts = [noise(seed, length, vocabulary) for seed in range(2)]
+    table = made(tmp_path / "a.db", texts, vocabulary)
+    assert assert_counted(table, texts) > 100
+    lengths = {len(table.look_up((token,)).counts) for token in range(10)}  # type: ignore[union-attr]
+    assert max(lengths) == FOLLOWERS
+
+
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 4), max_size=30), min_size=1, max_size=5))
 def test_any_small_texts(tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]]) -> None:
     path = tmp_path_factory.mktemp("any") / "a.db"
     if any(len(text) > 1 for text in texts):
-        assert_counted(made(path, texts), texts)
+        assert_counted(made(path, texts, vocabulary=5), texts)
     else:
         with pytest.raises(StorageError, match="nothing to count"):
             made(path, texts)
@@ -135,22 +145,37 @@ def test_any_small_texts(tmp_path_factory: pytest.TempPathFactory, texts: list[l
 
 def test_a_text_without_repetition_makes_an_empty_file(tmp_path: Path) -> None:
     table = made(tmp_path / "a.db", [[1, 2, 3, 4]])
-    assert keys_of(table) == [] and table.meta["keys"] == "0"
+    assert keys_of(table) == [] and (table.meta["keys"], table.meta["entries"]) == ("0", "0")
     assert table.look_up((1,)) is None and list(table.top(5)) == []
 
 
 def test_documents_do_not_run_into_each_other(tmp_path: Path) -> None:
     table = made(tmp_path / "a.db", [[1, 2], [3, 4], [1, 2], [3, 4], [1, 2], [3, 4]])
     assert table.look_up((2,)) is None and table.look_up((2, 3)) is None
-    assert table.look_up((1,)) == Followers(pytest.approx(3, rel=0.05), (Continuation((2,), 1.0),))
+    found = table.look_up((1,))
+    assert found is not None
+    assert (found.total, found.distinct, found.counts) == (3, 1, {2: 3.0})
 
 
-def test_wide_vocabularies(tmp_path: Path) -> None:
-    texts = [[70_000, 1_000_000, 3] * 5]
-    table = made(tmp_path / "a.db", texts, vocabulary=1_000_001)
-    assert table.wide and assert_counted(table, texts) > 2
-    found = table.look_up((70_000,))
-    assert found is not None and found.paths[0].path == (1_000_000,)
+def test_the_end_of_a_document_follows_nothing(tmp_path: Path) -> None:
+    table = made(tmp_path / "a.db", [[1, 2, 1], [2, 1, 2, 1], [1]])
+    found = table.look_up((1,))
+    assert found is not None
+    assert (found.total, found.distinct, found.counts) == (2, 1, {2: 2.0})
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "size"),
+    [(65_535, 3), (65_536, 3), (65_537, 5), (1_000_001, 5), (LARGEST_VOCABULARY, 5)],
+)
+def test_every_width_of_vocabulary(tmp_path: Path, vocabulary: int, size: int) -> None:
+    last = vocabulary - 1
+    texts = [[last, last - 1, 3] * 5, [last] * 7, noise(3, 300, 9), [last - 1, 0, last]]
+    table = made(tmp_path / "a.db", texts, vocabulary)
+    assert table.entry.size == size == entry_format(vocabulary).size
+    assert assert_counted(table, texts) > 50
+    found = table.look_up((last - 1, 3, last))
+    assert found is not None and list(found.counts) == [last - 1]
 
 
 @pytest.mark.parametrize("vocabulary", [1 << 20, 1 << 24])
@@ -160,16 +185,67 @@ def test_a_vocabulary_that_does_not_fit_a_key_is_refused(tmp_path: Path, vocabul
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_budget_keeps_the_keys_that_predict_most(tmp_path: Path) -> None:
-    texts = babble(7, 20, 60, 60)
+@pytest.mark.parametrize("token", [9, 10, 1 << 30])
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path, token: int) -> None:
+    with pytest.raises(StorageError, match=f"token {token:,}.*own tokenizer"):
+        made(tmp_path / "a.db", [[1, 2] * 9, [], [token]], vocabulary=9)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("budget", [0, 300, 1_000, 3_000, 10_000])
+def test_a_budget_keeps_suffixes_with_their_keys(tmp_path: Path, budget: int) -> None:
+    texts = [*babble(7, 20, 60, 60), noise(7, 3_000, 60)]
     whole = made(tmp_path / "whole.db", texts)
-    small = made(tmp_path / "small.db", texts, budget=3_000)
+    small = made(tmp_path / "small.db", texts, budget=budget)
     kept, packed = set(keys_of(small)), set(keys_of(whole))
-    assert kept < packed and len(kept) > 0
-    blobs = small.connection.execute("SELECT sum(length(tree) + 14) FROM grams").fetchone()[0]
-    assert 2_000 < blobs <= 3_000
-    assert all(small.read(key) == whole.read(key) for key in kept)
-    assert keys_of(made(tmp_path / "none.db", texts, budget=0)) == []
+    assert kept < packed and bool(kept) == (budget > 0)
+    for key in (unpack_key(key, small.bits) for key in kept):
+        assert all(small.look_up(key[at:]) is not None for at in range(len(key)))
+    for key in kept:
+        assert described(small.read(key)) == described(whole.read(key))
+    rows = small.connection.execute("SELECT sum(length(followers) + 8) FROM grams").fetchone()[0]
+    assert (rows or 0) <= budget + 200 and (budget == 0 or rows > budget * 0.8 - 100)
+
+
+def worths(texts: Sequence[Sequence[int]], bits: int) -> dict[Key, float]:
+    """What keys gain per byte, by the definition; a suffix as much as the longer key at least."""
+    table = reference(texts)
+    tokens = Counter(token for text in texts for token in text)
+    everything = sum(tokens.values())
+
+    def chance(key: Key, token: int) -> float:
+        if not key:
+            return tokens[token] / everything
+        total, distinct = sum(table[key].values()), len(table[key])
+        trust = total / (total + DOUBT * distinct)
+        return trust * table[key][token] / total + (1 - trust) * chance(key[1:], token)
+
+    worth: dict[Key, float] = {}
+    for key in sorted(table, key=len, reverse=True):
+        best = [pair for pair in table[key].most_common() if pair[1] >= FEWEST]
+        best = sorted(best, key=lambda pair: (-pair[1], pair[0]))[:FOLLOWERS]
+        ratios = ((n, chance(key, token) / chance(key[1:], token)) for token, n in best)
+        size = 3 * len(best) + 2 + 6 + -(-(len(key) << bits * len(key)).bit_length() // 7)
+        gained = sum(n * math.log2(ratio) for n, ratio in ratios) / size
+        worth[key] = max(gained, worth.get(key, -math.inf))
+        if len(key) > 1:
+            worth[key[1:]] = max(worth[key], worth.get(key[1:], -math.inf))
+    return worth
+
+
+@pytest.mark.parametrize("budget", [500, 1_500, 4_000])
+def test_the_keys_that_are_kept_gain_most(tmp_path: Path, budget: int) -> None:
+    texts = [*babble(8, 12, 40, 40), noise(8, 1_500, 40)]
+    table = made(tmp_path / "a.db", texts, budget=budget)
+    worth = worths(texts, table.bits)
+    kept = {unpack_key(key, table.bits) for key in keys_of(table)}
+    assert 10 < len(kept) < len(worth)
+    least, most = min(worth[key] for key in kept), max(worth[key] for key in worth.keys() - kept)
+    assert least >= most - 1e-9
+
+
+def described(found: Followers | None) -> object:
+    return found and (found.total, found.distinct, list(found.counts.items()))
 
 
 def test_the_meta_data_is_complete(tmp_path: Path) -> None:
@@ -181,47 +257,69 @@ def test_the_meta_data_is_complete(tmp_path: Path) -> None:
     assert table.size_bytes == (tmp_path / "a.db").stat().st_size
 
 
-@given(st.lists(st.integers(0, 2**20 - 1), min_size=1, max_size=3))
+@given(st.data(), st.integers(1, LARGEST_VOCABULARY))
 @settings(deadline=None, derandomize=True)
-def test_keys_fit_and_differ(key: list[int]) -> None:
-    packed = pack_key(key)
+def test_keys_fit_and_differ(data: st.DataObject, vocabulary: int) -> None:
+    bits = key_bits(vocabulary)
+    key = tuple(data.draw(st.lists(st.integers(0, vocabulary), min_size=1, max_size=3)))
+    packed = pack_key(key, bits)
     assert 0 < packed < 2**62
-    size = next(n for n in (3, 2, 1) if packed >> 20 * n)
-    tokens = [packed >> 20 * at & 0xFFFFF for at in reversed(range(size))]
-    assert tokens == key and packed >> 20 * size == size
+    size = len(key)
+    assert packed >> bits * size == size
+    assert tuple(packed >> bits * at & (1 << bits) - 1 for at in reversed(range(size))) == key
 
 
-@given(st.floats(0, 1e12))
+def test_counts_are_exact_while_small_and_near_when_large() -> None:
+    assert len(COUNTS) == 256 and list(COUNTS[:EXACT]) == list(range(1, EXACT + 1))
+    assert list(COUNTS) == sorted(COUNTS) and COUNTS[-1] > 2**32
+    counts = [*range(1, 2_000), *(2**power + 1 for power in range(11, 33))]
+    read = [COUNTS[byte] for byte in nearest(np.array(counts), COUNTS)]
+    assert read == pytest.approx(counts, rel=COUNT_ERROR)
+    assert read[:EXACT] == counts[:EXACT]
+
+
+@given(st.floats(2**-15.9, 1.0))
 @settings(deadline=None, derandomize=True)
-def test_a_count_is_kept_within_five_percent(count: float) -> None:
-    byte = pack_count(count)
-    assert 0 <= byte <= 255
-    if 1 <= count <= 2**31:
-        assert 2 ** (byte / 8) == pytest.approx(count, rel=0.05)
+def test_shares_are_as_precise_when_small(share: float) -> None:
+    (byte,) = nearest(np.array([share]), SHARES)
+    assert SHARES[byte] == pytest.approx(share, rel=SHARE_ERROR)
 
 
-def test_unpacking_follows_parents() -> None:
-    blob = bytes([8, 255, 200, 5, 0, 0, 100, 6, 0, 1, 50, 7, 1, 255, 40, 9, 0])
-    assert unpack(blob, wide=False) == Followers(
-        2.0,
-        (
-            Continuation((5,), 200 / 255),
-            Continuation((5, 6), 100 / 255),
-            Continuation((5, 6, 263), 50 / 255),
-            Continuation((9,), 40 / 255),
-        ),
-    )
+def test_the_extremes_of_a_share() -> None:
+    assert len(SHARES) == 256 and SHARES[0] == 1.0 and SHARES[16] == 0.5
+    assert list(nearest(np.array([1.0, 0.5, 0.25, 1e-9]), SHARES)) == [0, 16, 32, 255]
+
+
+def test_unpacking_keeps_the_order() -> None:
+    found = unpack(bytes([9, 4, 16, 5, 0, 48, 7, 1, 64, 6, 0]), NARROW)
+    assert (found.total, found.distinct) == (10, 5)
+    assert list(found.counts.items()) == [(5, 5.0), (263, 1.25), (6, 0.625)]
+    wide = unpack(bytes([0, 0, 0, 1, 2, 3, 0]), WIDE)
+    assert (wide.total, wide.distinct, wide.counts) == (1, 1, {0x30201: 1.0})
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
-@given(st.binary(max_size=80), st.booleans())
-def test_unpacking_anything_works_or_says_so(blob: bytes, wide: bool) -> None:
+@given(st.binary(max_size=100), st.sampled_from([NARROW, WIDE]))
+def test_unpacking_anything_works_or_says_so(blob: bytes, entry: object) -> None:
+    assert entry is NARROW or entry is WIDE
     try:
-        found = unpack(blob, wide)
+        found = unpack(blob, entry)
     except StorageError as error:
         assert "damaged" in str(error)
     else:
-        assert len(found.paths) == (len(blob) - 1) // (6 if wide else 4)
+        assert 0 < len(found.counts) <= (len(blob) - 2) // entry.size <= FOLLOWERS
+        assert all(0 < count <= found.total for count in found.counts.values())
+
+
+def test_the_documentation_shows_the_schema(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- statistics -->")[1].split("<!-- /statistics -->")[0]
+    assert shown.strip() == f"```sql\n{SCHEMA}```"
+    assert f"format {FORMAT}, made" in page and f"up to {FOLLOWERS} entries" in page
+    assert all(f"`{name}`" in page for name in META)
+    table = made(tmp_path / "a.db", [[1, 2] * 5])
+    tables = table.connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+    assert [sql for (sql,) in tables] == SCHEMA.replace(";", "").splitlines()
 
 
 # Files that are not what they should be.
@@ -250,7 +348,12 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
     "foreign": lambda path: edited(path, "DROP TABLE meta"),
     "no grams": lambda path: edited(path, "DROP TABLE grams"),
     "other columns": lambda path: edited(path, "ALTER TABLE grams ADD COLUMN more"),
-    "newer": lambda path: edited(path, "UPDATE meta SET value = '2' WHERE name = 'format'"),
+    "older": lambda path: edited(path, "UPDATE meta SET value = '1' WHERE name = 'format'"),
+    "newer": lambda path: edited(path, "UPDATE meta SET value = '3' WHERE name = 'format'"),
+    "huge": lambda path: edited(
+        path, "UPDATE meta SET value = '1048576' WHERE name = 'vocabulary'"
+    ),
+    "none": lambda path: edited(path, "UPDATE meta SET value = '0' WHERE name = 'vocabulary'"),
     "lacks": lambda path: edited(path, "DELETE FROM meta WHERE name = 'tokens'"),
     "vocabulary": lambda path: edited(
         path, "UPDATE meta SET value = 'many' WHERE name = 'vocabulary'"
@@ -264,6 +367,18 @@ def test_a_file_that_is_none_is_refused_by_name(path: Path, breakage: str) -> No
     with pytest.raises(StorageError) as caught:
         StatisticsTable(path)
     assert repr(str(path)) in str(caught.value) and "Build it again" in str(caught.value)
+
+
+def test_a_file_of_the_old_format_is_refused_for_that(path: Path) -> None:
+    """Files with trees of paths: no counts of their own, another table, other meta data."""
+    edited(
+        path,
+        "UPDATE meta SET value = '1' WHERE name = 'format'",
+        "DELETE FROM meta WHERE name = 'entries'",
+        "ALTER TABLE grams RENAME COLUMN followers TO tree",
+    )
+    with pytest.raises(StorageError, match="it has format 1, this program reads 2.*Build it again"):
+        StatisticsTable(path)
 
 
 def test_names_with_odd_characters_open(tmp_path: Path, path: Path) -> None:
@@ -308,56 +423,62 @@ def test_flipped_bytes_never_raise_while_decoding(path: Path, seed: int) -> None
     for a in range(30):
         for key in ((a,), (a, a), (a, 3), (a, 1, 2)):
             found = table.look_up(key)
-            assert found is None or len(found.paths) <= NODES
+            assert found is None or len(found.counts) <= FOLLOWERS
     assert len(list(table.top(10))) <= 10
 
 
 @pytest.mark.parametrize(
     "blob",
-    ["x''", "x'00'", "x'0801'", "x'08000102'", "x'0805FFFFFF'", "'words'", "7", "zeroblob(100000)"],
-)
+    ["x''", "x'00'", "x'0801'", "x'08000102'", "x'080105FFFFFF'", "'words'", "7",
+     "zeroblob(53)", "zeroblob(100000)"],
+)  # fmt: skip
 def test_poisoned_entries_are_like_missing_ones(path: Path, blob: str) -> None:
-    edited(path, f"UPDATE grams SET tree = {blob}")
+    edited(path, f"UPDATE grams SET followers = {blob}")
     table = StatisticsTable(path)
-    for (packed,) in table.connection.execute("SELECT key FROM grams").fetchall():
-        found = table.read(packed)
-        assert found is None or found.paths == ()
+    keys = keys_of(table)
+    assert len(keys) > 10 and [table.read(packed) for packed in keys] == [None] * len(keys)
     assert list(table.top(3)) == []
-    assert LARGEST_BLOB < 100_000
 
 
-def test_poisoned_tokens_do_not_change_an_answer(path: Path) -> None:
+def test_keys_that_cannot_be_are_unknown(path: Path) -> None:
+    table = StatisticsTable(path)
+    assert table.look_up((1 << 40, 1 << 40, 1 << 40)) is None
+    assert table.look_up(()) is None and table.look_up((1, 2, 3, 4)) is None
+
+
+@pytest.mark.parametrize("name", ["hd", "statistics", "rest"])
+def test_poisoned_tokens_do_not_change_an_answer(path: Path, name: str) -> None:
     from engine.backends.toy import ToyBackend
     from engine.decode import decode
-    from engine.drafters.published import PublishedStatistics
-    from engine.drafters.statistics import StatisticsDrafter
-    from engine.settings import Drafting, Generation, Sampling
+    from engine.methods import METHODS, Databases
+    from engine.settings import Generation, Sampling
     from engine.types import Step
 
-    keys = ", ".join(f"({pack_key((a,))}, x'FFFFFFFFFFFFFFFFFF')" for a in range(256))
+    bits = StatisticsTable(path).bits
+    keys = ", ".join(f"({pack_key((a,), bits)}, x'FFFF00FFFF006000')" for a in range(30))
     edited(path, "DELETE FROM grams", f"INSERT INTO grams VALUES {keys}")
     generation = Generation(Sampling(0.8, seed=2), max_tokens=40)
+    databases, method = Databases(statistics=StatisticsTable(path)), METHODS[name]
     runs = []
-    for drafters in ([], [StatisticsDrafter(StatisticsTable(path))], [
-        PublishedStatistics(StatisticsTable(path))
-    ]):  # fmt: skip
-        events = decode(ToyBackend(), list(b"hello"), drafters, generation, Drafting())
-        runs.append([t for event in events if isinstance(event, Step) for t in event.tokens])
-    assert runs[0] == runs[1] == runs[2]
+    for drafters in ([], databases.drafters(method)):
+        events = decode(ToyBackend(), [1, 2, 29], drafters, generation, method.drafting)
+        steps = [event for event in events if isinstance(event, Step)]
+        runs.append([token.id for step in steps for token in step.tokens])
+    assert len(runs[0]) > 0 and runs[0] == runs[1]
 
 
-def test_top_lists_the_likeliest_continuations(tmp_path: Path) -> None:
+def test_top_lists_the_likeliest_next_tokens(tmp_path: Path) -> None:
     table = made(tmp_path / "a.db", [[1, 2, 1, 2, 1, 2, 1, 3, 4, 4, 4, 5, 4, 4]])
     top = list(table.top(3))
-    assert top[0] == (2, Continuation((1,), 1.0))
-    shares = [found.share for _, found in top]
-    assert shares == sorted(shares, reverse=True)
+    assert top[0] == Likeliest(2, 1, 1.0)
+    assert [found.key for found in top] == [2, 1, 4]
+    assert [found.share for found in top] == pytest.approx([1, 3 / 4, 3 / 4], rel=SHARE_ERROR)
     assert list(table.top(0)) == []
 
 
 def test_many_threads_may_ask_at_once(path: Path) -> None:
     table, alone = StatisticsTable(path), StatisticsTable(path)
-    wanted = {(a, b): alone.look_up((a, b)) for a in range(30) for b in range(30)}
+    wanted = {(a, b): described(alone.look_up((a, b))) for a in range(30) for b in range(30)}
     wrong: list[object] = []
 
     def ask(seed: int) -> None:
@@ -365,7 +486,7 @@ def test_many_threads_may_ask_at_once(path: Path) -> None:
         random.Random(seed).shuffle(keys)
         for key in keys:
             try:
-                if table.look_up(key) != wanted[key]:
+                if described(table.look_up(key)) != wanted[key]:
                     wrong.append(key)
             except BaseException as error:
                 wrong.append(error)

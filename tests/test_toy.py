@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from engine.backends.toy import ASSISTANT, END, ToyBackend, toy_logits
 from engine.decode import never
 from engine.settings import Sampling
-from engine.tree import Tree
-from engine.types import Candidate, Message
+from engine.tree import Tree, graft
+from engine.types import Message
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -41,23 +41,25 @@ def test_a_tree_row_scores_as_its_path_alone(toy: ToyBackend) -> None:
     prompt = list(b"some prompt")
     tree = Tree(prompt[-1])
     for path in [(97,), (98,), (97, 99), (98, 99), (97, 99, 98)]:
-        tree.add(Candidate(path, 1.0, 1), "context")
+        graft(tree, path, "context", 1, 9)
     toy.prefill(prompt, never)
     for sampling in (GREEDY, Sampling(temperature=1.3, seed=3)):
         scores = toy.score(tree, sampling)
-        for path, row in tree.rows.items():
-            alone = ToyBackend()
+        for row in range(len(tree) + 1):
+            alone, path = ToyBackend(), tree.path(row)
             alone.prefill([*prompt, *path], never)
             single = alone.score(Tree([*prompt, *path][-1]), sampling)
             assert single.choose(0) == scores.choose(row)
             assert single.probability(0, 97) == scores.probability(row, 97)
+            assert single.likely(0) == scores.likely(row)
+            assert all(scores.probability(row, t) == p for t, p in scores.likely(row))
 
 
 def test_accept_keeps_the_root_and_the_accepted_rows(toy: ToyBackend) -> None:
     toy.prefill([1, 2, 3], never)
     tree = Tree(3)
     for path in [(4,), (5,), (5, 6)]:
-        tree.add(Candidate(path, 1.0, 1), "context")
+        graft(tree, path, "context", 1, 9)
     toy.score(tree, GREEDY)
     toy.accept([2, 3])
     assert toy.cache == [1, 2, 3, 5, 6] and toy.forwards == 1

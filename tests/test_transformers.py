@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from engine.decode import decode, never
 from engine.drafters.base import Drafter
 from engine.methods import METHODS, Databases
 from engine.settings import Drafting, Generation, Sampling
-from engine.tree import Tree
-from engine.types import Candidate, Message, Prefill, Step
-from tests.test_lossless import assert_lossless, events_of, knowing, tokens_of
+from engine.tree import Tree, graft
+from engine.types import Message, Prefill, Step
+from tests.test_lossless import Adversary, assert_lossless, events_of, tokens_of
 
 if TYPE_CHECKING:
     from engine.backends.transformers import TransformersBackend
@@ -34,7 +35,8 @@ def fresh(backend: "TransformersBackend") -> "TransformersBackend":
 def tree_of(root: int, paths: Sequence[tuple[int, ...]] = PATHS) -> Tree:
     tree = Tree(root)
     for path in paths:
-        assert tree.add(Candidate(path, 1.0, 1), "context")
+        graft(tree, path, "context", 1, len(paths))
+    assert len(tree) == len(paths)
     return tree
 
 
@@ -62,8 +64,8 @@ def test_tree_rows_equal_chains(embedded: Any, size: int) -> None:
     backend.prefill(prompt, never)
     tree = tree_of(prompt[-1])
     scores = backend.score(tree, GREEDY)
-    for path, row in tree.rows.items():
-        assert gap(scores.row(row), alone(backend, [*prompt, *path])) < 1e-3, path
+    for row in range(len(tree) + 1):
+        assert gap(scores.row(row), alone(backend, [*prompt, *tree.path(row)])) < 1e-3, row
 
 
 def test_the_tree_check_above_can_fail(embedded: Any) -> None:
@@ -81,7 +83,8 @@ def test_accepting_rows_apart_equals_a_fresh_prefill(embedded: Any, path: tuple[
     backend.prefill(prompt, never)
     tree = tree_of(prompt[-1])
     backend.score(tree, GREEDY)
-    backend.accept([tree.rows[path[: n + 1]] for n in range(len(path))])
+    rows = {tree.path(row): row for row in range(len(tree) + 1)}
+    backend.accept([rows[path[: n + 1]] for n in range(len(path))])
     assert backend.cached == [*prompt, *path] and backend.cache.length == len(backend.cached)
     next_tree = tree_of(11)
     other.prefill([*prompt, *path, 11], never)
@@ -200,7 +203,8 @@ def test_the_context_can_be_filled_to_its_end(embedded: Any) -> None:
     prompt, wanted = prompt_of(50), Generation(Sampling(0.7), max_tokens=500)
     plain = events_of(backend, prompt, wanted)
     truth = [*prompt, *(token.id for token in tokens_of(plain))]
-    fast = events_of(backend, prompt, wanted, [knowing(truth, 40)], Drafting(nodes=128))
+    far = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 40])])
+    fast = events_of(backend, prompt, wanted, [far], Drafting(nodes=128))
     assert_lossless(plain, fast)
     assert fast[-1].finish in ("context", "eos") and len(truth) <= 64
 
@@ -208,22 +212,39 @@ def test_the_context_can_be_filled_to_its_end(embedded: Any) -> None:
 def test_the_largest_tree_fits(embedded: Any) -> None:
     backend, prompt = fresh(embedded), prompt_of(10)
 
-    class Wide:
-        name = "model"
-
-        def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-            return [Candidate((token,), 0.5, 1) for token in range(room)]
-
-        def observe(self, tokens: Sequence[int], new: int) -> None:
-            pass
-
-        def finish(self, tokens: Sequence[int], new: int) -> None:
-            pass
-
+    wide = Adversary(lambda tokens: [(token,) for token in range(200)])
     wanted = Generation(GREEDY, max_tokens=6)
-    fast = events_of(backend, prompt, wanted, [Wide()], Drafting(nodes=128))
+    fast = events_of(backend, prompt, wanted, [wide], Drafting(nodes=128))
     assert fast[0].proposed == {"model": 128}
     assert_lossless(events_of(fresh(embedded), prompt, wanted), fast)
+
+
+def test_what_the_target_thought_of_is_its_softmax(embedded: Any) -> None:
+    backend, prompt = fresh(embedded), prompt_of(12)
+    backend.prefill(prompt, never)
+    tree = tree_of(prompt[-1])
+    scores = backend.score(tree, GREEDY)
+    for row in range(len(tree) + 1):
+        likely = scores.likely(row)
+        assert likely[0][0] == scores.choose(row)
+        assert likely == sorted(likely, key=lambda pair: -pair[1])
+        assert all(scores.probability(row, token) == share for token, share in likely)
+        logits = np.float64(scores.row(row))
+        law = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+        assert dict(likely) == pytest.approx({t: law[t] for t, _ in likely}, rel=1e-4)
+
+
+def test_forwards_on_a_gpu_are_waited_for(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of a forward would count as that of sampling."""
+    import torch
+
+    backend, waits = fresh(embedded), list[str]()
+    backend.prefill([5, 6], never)
+    logits = SimpleNamespace(is_cuda=True, device="cuda:0")
+    monkeypatch.setattr(backend, "forward", lambda *tokens, **named: logits)
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    backend.score(Tree(6), GREEDY)
+    assert waits == ["cuda:0"]
 
 
 def test_text_and_template(embedded: Any) -> None:
@@ -326,22 +347,14 @@ def load(folder: Path, **options: Any) -> "TransformersBackend":
 def drafters_for(truth: Sequence[int], databases: Databases) -> list[Drafter]:
     """A good draft, a wrong branch beside it, and the tiers."""
 
-    def say(tokens: Sequence[int]) -> list[Candidate]:
+    def say(tokens: Sequence[int]) -> list[tuple[int, ...]]:
         rest = tuple(truth[len(tokens) : len(tokens) + 5])
         if not rest:
             return []
         wrong = (rest[0] + 1) % 160
-        return [
-            Candidate((wrong,), 0.95, 1),
-            Candidate(rest[:1], 0.9, 1),
-            Candidate((wrong, wrong), 0.85, 1),
-            *(Candidate(rest[:n], 0.9**n, 1) for n in range(2, len(rest) + 1)),
-            Candidate((*rest[:1], wrong), 0.3, 1),
-        ]
+        return [(wrong,), rest[:1], (wrong, wrong), rest, (rest[0], wrong)]
 
-    first = knowing(truth)
-    first.say = say
-    return [first, *databases.drafters(METHODS["hd"])]
+    return [Adversary(say), *databases.drafters(METHODS["hd"])]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -381,8 +394,9 @@ def test_a_window_smaller_than_the_text_is_respected(kind: str, tmp_path: Path) 
         other.prefill(prompt, never)
         tree = tree_of(prompt[-1])
         scores = other.score(tree, GREEDY)
-        for path, row in tree.rows.items():
-            assert gap(scores.row(row), alone(backend, [*prompt, *path])) < 2e-3, (size, path)
+        for row in range(len(tree) + 1):
+            chain = [*prompt, *tree.path(row)]
+            assert gap(scores.row(row), alone(backend, chain)) < 2e-3, (size, row)
     far, near = prompt_of(40, 160), prompt_of(40, 160)
     near[0] = (near[0] + 1) % 160
     assert gap(alone(backend, far), alone(backend, near)) < (1e-6 if "mixed" not in kind else 99)

@@ -1,4 +1,4 @@
-"""The draft tree: one node per path, parents first, the walk, the mixture of tiers."""
+"""The draft tree: one node per path, parents first; cutting, grafting, the walk."""
 
 import random
 
@@ -6,57 +6,121 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.tree import Mixture, Tree
-from engine.types import Candidate
+from engine.tree import Tree, graft
 
-PATHS = st.lists(
-    st.lists(st.integers(0, 4), min_size=0, max_size=6).map(tuple), min_size=0, max_size=40
-)
+PATHS = st.lists(st.lists(st.integers(0, 4), max_size=6).map(tuple), max_size=40)
+Path = tuple[int, ...]
 
 
-def tree_of(*paths: tuple[int, ...]) -> Tree:
+def tree_of(*paths: Path) -> Tree:
+    """A tree of the paths in their order, with all that leads to them."""
     tree = Tree(99)
     for path in paths:
-        assert tree.add(Candidate(path, 1.0, len(path)), "context")
+        graft(tree, path, "context", len(path), 10**6)
     return tree
+
+
+def paths_of(tree: Tree) -> list[Path]:
+    return [tree.path(row) for row in range(len(tree) + 1)]
+
+
+def assert_valid(tree: Tree) -> None:
+    """All columns are of one length and say the same as the maps of children."""
+    rows = len(tree.tokens)
+    assert len(tree) == rows - 1
+    columns = (tree.parents, tree.depths, tree.sources, tree.match_lengths, tree.children)
+    assert {len(column) for column in columns} == {rows}
+    assert (tree.parents[0], tree.depths[0], tree.sources[0]) == (-1, 0, "")
+    for row in range(1, rows):
+        assert 0 <= tree.parents[row] < row
+        assert tree.depths[row] == tree.depths[tree.parents[row]] + 1 == len(tree.path(row))
+    children: list[dict[int, int]] = [{} for _ in range(rows)]
+    for row in range(1, rows):
+        assert tree.tokens[row] not in children[tree.parents[row]], "siblings differ"
+        children[tree.parents[row]][tree.tokens[row]] = row
+    assert children == tree.children
+    paths = paths_of(tree)
+    assert len(set(paths)) == len(paths)
 
 
 @settings(deadline=None, derandomize=True)
 @given(PATHS)
-def test_rows_hold_a_trie_whatever_is_added(paths: list[tuple[int, ...]]) -> None:
-    tree = Tree(99)
-    there: set[tuple[int, ...]] = {()}
+def test_rows_hold_a_trie_whatever_is_added(paths: list[Path]) -> None:
+    tree, known = Tree(99), {()}
     for path in paths:
-        fits = path not in there and path[:-1] in there
-        assert tree.add(Candidate(path, 0.5, 1), "model") == fits
-        if fits:
-            there.add(path)
-    assert set(tree.rows) == there and len(tree) == len(there) - 1
-    assert tree.parents[0] == -1 and tree.depths[0] == 0 and tree.tokens[0] == 99
-    for path, row in tree.rows.items():
-        assert tree.depths[row] == len(path)
-        if path:
-            assert tree.tokens[row] == path[-1]
-            assert tree.parents[row] == tree.rows[path[:-1]] < row
+        row = 0
+        for depth, token in enumerate(path, start=1):
+            before = len(tree)
+            row = tree.add(row, token, "model", depth)
+            assert tree.path(row) == path[:depth]
+            assert len(tree) - before == (path[:depth] not in known)
+            known.add(path[:depth])
+    assert_valid(tree)
+    assert set(paths_of(tree)) == known and tree.tokens[0] == 99
 
 
-def test_equal_paths_are_one_node_of_the_first_tier() -> None:
+def test_equal_paths_are_one_node_of_the_first_source() -> None:
     tree = Tree(0)
-    assert tree.add(Candidate((1,), 0.5, 3), "context")
-    assert not tree.add(Candidate((1,), 0.9, 7), "model")
+    assert tree.add(0, 1, "context", 3) == tree.add(0, 1, "model", 7) == 1
     assert (tree.sources, tree.match_lengths) == (["", "context"], [0, 3])
-
-
-def test_a_node_without_its_parent_is_refused() -> None:
-    tree = Tree(0)
-    assert not tree.add(Candidate((1, 2), 0.5, 1), "context")
-    assert not tree.add(Candidate((), 1.0, 1), "context")
-    assert len(tree) == 0
 
 
 def test_siblings_with_equal_tokens_under_other_parents_are_apart() -> None:
     tree = tree_of((1,), (2,), (1, 3), (2, 3))
-    assert tree.parents == [-1, 0, 0, 1, 2]
+    assert tree.parents == [-1, 0, 0, 1, 2] and tree.tokens == [99, 1, 2, 3, 3]
+    assert tree.path(0) == () and tree.path(4) == (2, 3)
+
+
+@settings(deadline=None, derandomize=True)
+@given(PATHS, st.integers(0, 60))
+def test_cutting_keeps_the_first_nodes_and_a_valid_tree(paths: list[Path], nodes: int) -> None:
+    tree = tree_of(*paths)
+    before = (paths_of(tree), tree.sources[:], tree.match_lengths[:])
+    tree.cut(nodes)
+    assert_valid(tree)
+    assert len(tree) == min(nodes, len(before[0]) - 1)
+    assert (paths_of(tree), tree.sources, tree.match_lengths) == tuple(
+        column[: nodes + 1] for column in before
+    )
+
+
+@settings(deadline=None, derandomize=True)
+@given(PATHS, st.integers(0, 20), PATHS)
+def test_a_cut_tree_grows_on_as_if_it_had_always_been_small(
+    paths: list[Path], nodes: int, more: list[Path]
+) -> None:
+    cut, small = tree_of(*paths), Tree(99)
+    cut.cut(nodes)
+    for row in range(1, len(cut) + 1):
+        small.add(cut.parents[row], cut.tokens[row], cut.sources[row], cut.match_lengths[row])
+    for path in more:
+        for tree in (cut, small):
+            graft(tree, path, "model", 1, 10**6)
+    assert_valid(cut)
+    assert paths_of(cut) == paths_of(small) and cut.sources == small.sources
+
+
+@settings(deadline=None, derandomize=True)
+@given(PATHS, st.integers(0, 30))
+def test_grafting_adds_what_fits_and_follows_what_is_there(paths: list[Path], nodes: int) -> None:
+    tree, known = Tree(99), {()}
+    for number, path in enumerate(paths):
+        for depth in range(1, len(path) + 1):
+            if path[:depth] not in known and len(known) - 1 >= nodes:
+                break
+            known.add(path[:depth])
+        graft(tree, path, str(number), 2, nodes)
+        assert set(paths_of(tree)) == known
+    assert_valid(tree)
+    assert len(tree) <= nodes and set(tree.match_lengths[1:]) <= {2}
+
+
+def test_a_graft_on_a_full_tree_changes_nothing() -> None:
+    tree = tree_of((1, 2), (3,))
+    graft(tree, (1, 2, 4), "model", 1, 3)
+    graft(tree, (5,), "model", 1, 3)
+    graft(tree, (), "model", 1, 3)
+    assert paths_of(tree) == [(), (1,), (1, 2), (3,)]
 
 
 def test_the_walk_of_an_empty_tree_is_the_plain_step() -> None:
@@ -84,60 +148,14 @@ def test_the_walk_follows_the_target_into_the_tree_and_out_of_it(
 
 def test_the_walk_is_the_longest_agreeing_path() -> None:
     draw = random.Random(0)
-    for _ in range(300):
-        tree = Tree(0)
-        for _ in range(30):
-            path = tuple(draw.randrange(3) for _ in range(draw.randrange(1, 6)))
-            for depth in range(1, len(path) + 1):
-                tree.add(Candidate(path[:depth], 1.0, 1), "context")
+    for number in range(300):
+        drawn = [tuple(draw.choices(range(3), k=draw.randrange(1, 6))) for _ in range(30)]
+        tree = tree_of(*drawn)
+        if number % 2:
+            tree.cut(draw.randrange(len(tree) + 1))
         truth = [draw.randrange(3) for _ in range(10)]
         rows, emitted = tree.walk(lambda row: truth[tree.depths[row]])  # noqa: B023
-        longest = max(len(p) for p in tree.rows if p == tuple(truth[: len(p)]))
+        longest = max(len(path) for path in paths_of(tree) if path == tuple(truth[: len(path)]))
         assert len(rows) == longest and emitted == truth[: longest + 1]
-
-
-def mixed(room: int, *tiers: list[Candidate]) -> Tree:
-    mixture, tree = Mixture(), Tree(0)
-    for number, candidates in enumerate(tiers):
-        mixture.add(candidates, str(number))
-    mixture.grow(tree, room)
-    return tree
-
-
-def test_lower_tiers_speak_for_what_higher_ones_left() -> None:
-    high = [Candidate((1,), 0.6, 4), Candidate((1, 2), 0.3, 4)]
-    low = [Candidate((3,), 0.9, 1), Candidate((3, 4), 0.8, 1)]
-    # The lower tier's share is 0.4: its paths weigh 0.36 and 0.32, before the 0.3 of (1, 2).
-    tree = mixed(3, high, low)
-    assert list(tree.rows)[1:] == [(1,), (3,), (3, 4)]
-    assert tree.sources[1:] == ["0", "1", "1"]
-
-
-def test_equal_paths_add_up_and_belong_to_the_first_tier() -> None:
-    tree = mixed(1, [Candidate((1,), 0.4, 5), Candidate((2,), 0.3, 5)], [Candidate((2,), 0.9, 2)])
-    # (2,) weighs 0.3 + 0.3 * 0.9 = 0.57.
-    assert (tree.tokens[1], tree.sources[1], tree.match_lengths[1]) == (2, "0", 5)
-
-
-@settings(deadline=None, derandomize=True)
-@given(
-    st.lists(
-        st.lists(st.tuples(PATHS.filter(bool), st.floats(0, 1)), max_size=4), min_size=0, max_size=3
-    ),
-    st.integers(0, 12),
-)
-def test_a_mixture_of_anything_grows_a_tree_within_its_room(
-    tiers: list[list[tuple[list[tuple[int, ...]], float]]], room: int
-) -> None:
-    """Drafters that break their promises cost nodes, nothing else."""
-    candidates = [
-        [Candidate(path, value, 1) for paths, value in tier for path in paths if path]
-        for tier in tiers
-    ]
-    tree = mixed(room, *candidates)
-    assert len(tree) <= room
-    assert all(tree.parents[row] < row for row in range(1, len(tree) + 1))
-
-
-def test_no_room_is_no_tree() -> None:
-    assert len(mixed(0, [Candidate((1,), 1.0, 1)])) == 0
+        assert not rows or tree.path(rows[-1]) == tuple(truth[:longest])
+        assert [tree.parents[row] for row in rows] == [0, *rows][: len(rows)]

@@ -11,6 +11,7 @@ from app import charts, render
 from app.comparison import Pace, Progress, Timed, verdict
 from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, warn
 from app.panel import milliseconds
+from app.plots import grid
 from app.session import Session
 from app.tabs.settings import Controls
 from app.token_view import token_view
@@ -70,16 +71,8 @@ def build(session: Session) -> Parts:
         with gr.Column(min_width=320):
             fast_head = gr.HTML(head("Accelerated", None), apply_default_css=False)
             fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
-    plots: list[gr.Plot] = []
-    for _ in range(3):
-        with gr.Row(elem_classes="plots"):
-            plots += [
-                gr.Plot(figure, show_label=False, container=False)
-                for figure in drawn(None)[len(plots) : len(plots) + 2]
-            ]
-    return Parts(
-        prompt, method, repeats, run, stop, result, (plain_head, fast_head), (plain, fast), plots
-    )
+    heads, views = (plain_head, fast_head), (plain, fast)
+    return Parts(prompt, method, repeats, run, stop, result, heads, views, grid(drawn(None)))
 
 
 def idle(session: Session) -> str:
@@ -141,11 +134,7 @@ def drawn(progress: Progress | None) -> list[Any]:
         plain, fast = (timed.steps for timed in progress.pairs[-1])
     return [
         charts.speedups(progress.speedups if progress else []),
-        charts.tokens_over_time(fast, plain),
-        charts.accepted_lengths(fast),
-        charts.share_by_tier(fast),
-        charts.rate_by_depth(fast),
-        charts.tier_rates(fast),
+        *charts.of_run(fast, plain),
     ]
 
 

@@ -6,15 +6,18 @@ from typing import Any
 
 import gradio as gr
 
+from app import charts
 from app.events import AT_ONCE, owner_of, told
 from app.palette import ink
+from app.plots import grid
 from app.session import Session
-from engine.drafters.model import KEY
+from engine.calibration import Calibration
 from engine.types import CONTEXT, MODEL, STATISTICS
 from storage.contexts import ContextStore
-from storage.ngrams import ModelNgrams
 
 TOP = 40
+WIDE, NO_TEXT = 400, "\ufffd"
+"""Where the best entries are chosen from: pieces of a character are no text to show."""
 
 
 @dataclass(slots=True)
@@ -26,6 +29,7 @@ class Parts:
     tables: dict[str, gr.Dataframe]
     wipes: dict[str, gr.Button]
     confirms: dict[str, tuple[gr.Row, gr.Button, gr.Button]]
+    worth: gr.Plot
 
 
 def build(tab: gr.Tab) -> Parts:
@@ -51,7 +55,13 @@ def build(tab: gr.Tab) -> Parts:
                         show_label=False,
                         column_widths=["42%", "38%", "20%"],
                     )
-    return Parts(tab, cards, tables, wipes, confirms)
+    (worth,) = grid([charts.worth_of_evidence(Calibration())])
+    gr.HTML(
+        "<p class='fine'>How much of the probability that is left a tier's evidence takes when it "
+        "is asked, the longest match first. Learned from your answers, emptied with the model "
+        "tier.</p>"
+    )
+    return Parts(tab, cards, tables, wipes, confirms, worth)
 
 
 def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
@@ -88,10 +98,10 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
 
 def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
     """This model's past answers, and the n-grams that most of them share."""
-    store = ModelNgrams(session.database, owner, session.backend.info.fingerprint)
+    store = session.pasts.ngrams(owner)
     text = session.backend.detokenize
     rows = [
-        [repr(text(g.tokens[:KEY])), repr(text(g.tokens[KEY:])), f"{g.documents:,}"]
+        [repr(text(g.tokens[:-1])), repr(text(g.tokens[-1:])), f"{g.documents:,}"]
         for g in store.top(TOP)
     ]
     facts = [
@@ -117,9 +127,10 @@ def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
     ]
     text = session.backend.detokenize
     rows = [
-        [repr(text([token])), repr(text(found.path)), f"{100 * found.share:.0f} %"]
-        for token, found in table.top(TOP)
-    ]
+        [repr(text([found.key])), repr(text([found.token])), f"{100 * found.share:.0f} %"]
+        for found in table.top(WIDE)
+        if NO_TEXT not in text([found.key]) + text([found.token])
+    ][:TOP]
     return card(STATISTICS, meaning, facts), rows
 
 
@@ -134,8 +145,10 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
             context = context_card(session, owner, conversation)
             model, grams = model_card(session, owner)
             statistics, shares = statistics_card(session)
-            return context, model, statistics, grams, shares
-        return tuple(gr.skip() for _ in range(5))
+            learned = Calibration(session.pasts.calibrations(owner).load())
+            worth = charts.worth_of_evidence(learned)
+            return context, model, statistics, grams, shares, worth
+        return tuple(gr.skip() for _ in range(6))
 
     def wipe_context(
         request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
@@ -150,7 +163,7 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
             session.wipe_model(owner_of(session, memory, request))
         return gr.update(visible=False)
 
-    outputs = [*parts.cards.values(), *parts.tables.values()]
+    outputs = [*parts.cards.values(), *parts.tables.values(), parts.worth]
     parts.tab.select(refresh, [current, memory], outputs, **AT_ONCE)
     for tier, (row, yes, no) in parts.confirms.items():
         parts.wipes[tier].click(lambda: gr.update(visible=True), None, row, **AT_ONCE)

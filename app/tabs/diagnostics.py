@@ -1,13 +1,17 @@
-"""Diagnostics: every run of the past, and the charts of the one chosen."""
+"""Diagnostics: every run of the past, the charts of the one chosen, and what forwards cost here."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from html import escape
 from typing import Any
 
 import gradio as gr
+import plotly.graph_objects as go
 
 from app import charts
-from app.events import AT_ONCE, owner_of, told
+from app.events import AT_ONCE, ON_MODEL, owner_of, told
+from app.plots import grid
 from app.session import Session
 from engine.methods import METHODS
 from engine.types import Step
@@ -15,29 +19,33 @@ from storage.traces import Run, Traces
 
 HEADERS = ["When", "From", "Method", "Model", "Tokens", "Tokens/s", "Per forward", "Speedup*"]
 SHOWN = 200
+COSTS = -1
+"""Where the cost curve stands among the charts: last, above the line that says what it is of."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """The tab's components."""
+    """The tab's components. `again` is there for the owner of the machine only."""
 
     tab: gr.Tab
     table: gr.Dataframe
     ids: gr.State
+    shown: gr.State
     title: gr.HTML
     plots: list[gr.Plot]
+    costs: gr.HTML
+    again: gr.Button | None
 
 
-def build(tab: gr.Tab) -> Parts:
+def build(tab: gr.Tab, session: Session) -> Parts:
     """The charts of a run above the table of runs."""
-    title = gr.HTML('<div class="verdict">No run yet.</div>', apply_default_css=False)
-    plots: list[gr.Plot] = []
-    for _ in range(3):
-        with gr.Row(elem_classes="plots"):
-            plots += [
-                gr.Plot(figure, show_label=False, container=False)
-                for figure in drawn([], [])[len(plots) : len(plots) + 2]
-            ]
+    title = gr.HTML(heading(None), apply_default_css=False)
+    plots = grid(drawn(session, [], None, []))
+    with gr.Row(elem_classes="costs"):
+        costs = gr.HTML(measured(session), elem_id="costs", apply_default_css=False)
+        again = None
+        if session.costs.wanted and not session.guests:
+            again = gr.Button("Measure again", size="sm", min_width=120, elem_id="measure")
     table = gr.Dataframe(
         headers=HEADERS,
         datatype="str",
@@ -50,19 +58,34 @@ def build(tab: gr.Tab) -> Parts:
         "<p class='fine'>* against the latest plain speed measured before the run; the Compare tab "
         "measures both on the same prompt.</p>"
     )
-    return Parts(tab, table, gr.State([]), title, plots)
+    return Parts(tab, table, gr.State([]), gr.State(None), title, plots, costs, again)
 
 
-def drawn(runs: list[Run], steps: list[Step]) -> list[Any]:
-    """Five charts of one run and one of all of them."""
-    return [
-        charts.tokens_over_time(steps),
-        charts.accepted_lengths(steps),
-        charts.share_by_tier(steps),
-        charts.rate_by_depth(steps),
-        charts.tier_rates(steps),
-        charts.history(runs),
-    ]
+def drawn(session: Session, runs: list[Run], run: Run | None, steps: list[Step]) -> list[go.Figure]:
+    """The charts of one run, the history of all, and the costs that the budget follows."""
+    return [*charts.of_run(steps), charts.history(runs), cost_figure(session, run, steps)]
+
+
+def cost_figure(session: Session, run: Run | None, steps: list[Step]) -> go.Figure:
+    """What a run drafted, and the curve that its budget followed if its model is the loaded one."""
+    loaded = run is None or run.fingerprint == session.backend.info.fingerprint
+    return charts.cost_curve(session.costs.curve if loaded else None, steps)
+
+
+def measured(session: Session, busy: bool = False) -> str:
+    """When the cost curve was measured, and on what."""
+    info, costs = session.backend.info, session.costs
+    if busy:
+        words = "Measuring what a forward costs …"
+    elif costs.curve is None:
+        words = "What a forward costs was not measured."
+    else:
+        threads = f", {info.threads} threads" if info.threads > 1 else ""
+        words = (
+            f"Cost of a forward: measured {datetime.fromtimestamp(costs.measured):%d %b %H:%M} on "
+            f"{info.device}, {info.dtype}{threads}; corrected by every answer since."
+        )
+    return f"<p class='fine'>{escape(words)}</p>"
 
 
 def line(run: Run) -> list[str]:
@@ -82,8 +105,10 @@ def line(run: Run) -> list[str]:
     ]
 
 
-def heading(run: Run) -> str:
+def heading(run: Run | None) -> str:
     """What is drawn, in numbers and our own words."""
+    if run is None:
+        return '<div class="verdict">No run yet.</div>'
     method = METHODS.get(run.method)
     return (
         f'<div class="verdict">{method.title if method else "Run"}: {run.emitted_tokens:,} tokens '
@@ -93,7 +118,7 @@ def heading(run: Run) -> str:
 
 
 def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
-    """Read the runs when the tab opens; draw one when it is clicked."""
+    """Read the runs when the tab opens; draw one when it is clicked; measure again when asked."""
 
     def refresh(request: gr.Request, memory: dict[str, Any] | None) -> tuple[Any, ...]:
         store = Traces(session.database, owner_of(session, memory, request))
@@ -102,9 +127,10 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
             rows, ids = [line(run) for run in runs], [run.id for run in runs]
             first = next((run for run in runs if run.method != "plain"), None)
             steps = store.steps(first.id) if first else []
-            words = heading(first) if first else '<div class="verdict">No run yet.</div>'
-            return rows, ids, words, *drawn(runs, steps)
-        return tuple(gr.skip() for _ in range(3 + len(parts.plots)))
+            figures = drawn(session, runs, first, steps)
+            shown = first.id if first else None
+            return rows, ids, measured(session), shown, heading(first), *figures
+        return tuple(gr.skip() for _ in range(5 + len(parts.plots)))
 
     def choose(
         event: gr.SelectData, request: gr.Request, ids: list[str], memory: dict[str, Any] | None
@@ -113,10 +139,27 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
         at = event.index[0] if isinstance(event.index, list | tuple) else event.index
         with told():
             if 0 <= at < len(ids):
-                run = store.get(ids[at])
-                return heading(run), *drawn(store.history(SHOWN), store.steps(run.id))
-        return tuple(gr.skip() for _ in range(1 + len(parts.plots)))
+                run, steps = store.get(ids[at]), store.steps(ids[at])
+                figures = drawn(session, store.history(SHOWN), run, steps)
+                return run.id, heading(run), *figures
+        return tuple(gr.skip() for _ in range(2 + len(parts.plots)))
 
-    outputs = [parts.title, *parts.plots]
-    parts.tab.select(refresh, memory, [parts.table, parts.ids, *outputs], **AT_ONCE)
+    def again(
+        request: gr.Request, shown: str | None, memory: dict[str, Any] | None
+    ) -> Iterator[tuple[Any, Any]]:
+        store = Traces(session.database, owner_of(session, memory, request))
+        yield measured(session, busy=True), gr.skip()
+        with told():
+            session.measure_costs()
+        figure: Any = gr.skip()
+        with told():
+            run, steps = (store.get(shown), store.steps(shown)) if shown else (None, [])
+            figure = cost_figure(session, run, steps)
+        yield measured(session), figure
+
+    outputs = [parts.shown, parts.title, *parts.plots]
+    parts.tab.select(refresh, memory, [parts.table, parts.ids, parts.costs, *outputs], **AT_ONCE)
     parts.table.select(choose, [parts.ids, memory], outputs, **AT_ONCE)
+    if parts.again is not None:
+        changed = [parts.costs, parts.plots[COSTS]]
+        parts.again.click(again, [parts.shown, memory], changed, **ON_MODEL)

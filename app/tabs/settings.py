@@ -10,7 +10,7 @@ from app.events import AT_ONCE, owner_of, told
 from app.preferences import Preferences
 from app.session import Session
 from engine.methods import METHODS
-from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
 from engine.types import TIERS
 
 PRESETS = {
@@ -48,6 +48,8 @@ class Controls:
             given["policy"],
             number(0, given["nodes"]),
             number(0.0, given["threshold"]),
+            given["budget"],
+            bool(given["harvest"]),
         )
         chosen = Preferences(generation, given["method"], drafting, bool(given["fresh_seed"]))
         chosen.chosen()
@@ -66,6 +68,8 @@ class Controls:
             "policy": drafting.policy,
             "nodes": drafting.nodes,
             "threshold": drafting.threshold,
+            "budget": drafting.budget,
+            "harvest": drafting.harvest,
         }
         return [system, *(values[name] for name in self.parts)]
 
@@ -146,6 +150,17 @@ def build_acceleration(parts: dict[str, gr.components.Component]) -> None:
             value=POLICIES[0],
             label="Access",
             info="Hierarchical stops when the draft is full; merged asks all, keeps the best.",
+        )
+        parts["harvest"] = gr.Checkbox(
+            METHODS["hd"].drafting.harvest,
+            label="Harvest",
+            info="Draft also what else the target thought of, from its logits.",
+        )
+        parts["budget"] = gr.Radio(
+            [(name.capitalize(), name) for name in BUDGETS],
+            value=BUDGETS[0],
+            label="Budget",
+            info="Adaptive drafts what pays, by measured costs; fixed fills the tree.",
         )
         parts["nodes"] = control(Drafting, "nodes")
         parts["threshold"] = control(Drafting, "threshold")

@@ -15,7 +15,8 @@ class BackendInfo:
 
     `fingerprint` names the weights and `tokenizer_fingerprint` the vocabulary: n-grams of one
     tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does.
-    `sampling` is what the model's makers recommend, where they do.
+    `threads` compute on the host, 0 where that does not
+    matter. `sampling` is what the model's makers recommend, where they do.
     """
 
     name: str
@@ -28,6 +29,7 @@ class BackendInfo:
     can_tree: bool
     device: str = "cpu"
     dtype: str = "float32"
+    threads: int = 0
     parameters: int = 0
     memory_bytes: int = 0
     note: str = ""
@@ -42,6 +44,9 @@ class Scores(Protocol):
 
     def probability(self, row: int, token: int) -> float:
         """The target's unwarped probability of `token` after `row`."""
+
+    def likely(self, row: int) -> Sequence[tuple[int, float]]:
+        """The target's likeliest next tokens after `row`, unwarped probabilities, best first."""
 
 
 class Backend(Protocol):

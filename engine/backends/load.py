@@ -22,8 +22,7 @@ from engine.decode import never
 from engine.errors import ModelError, SettingError
 from engine.sampling import Floats
 from engine.settings import Sampling
-from engine.tree import Tree
-from engine.types import Candidate
+from engine.tree import Tree, graft
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
@@ -154,6 +153,7 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         can_tree=not note,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads() if str(model.device) == "cpu" else 0,
         parameters=sum(p.numel() for p in model.parameters()),
         memory_bytes=weights,
         note=note and f"{note}, so it decodes plainly.",
@@ -276,7 +276,7 @@ def tree_gap(backend: TransformersBackend) -> float:
     paths = [(3,), (3, 5), (4,), (3, 5, 9), (4, 6), (3, 8)]
     tree = Tree(prompt[-1])
     for path in paths:
-        tree.add(Candidate(tuple(t % size for t in path), 1.0, 0), "check")
+        graft(tree, [t % size for t in path], "check", 0, len(paths))
     backend.prefill(prompt, never)
     branched = backend.score(tree, Sampling())
     together = [branched.row(row).copy() for row in range(len(tree) + 1)]

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from engine.backends.base import BackendInfo
-from engine.sampling import Floats, choose, probability
+from engine.sampling import Floats, choose, likeliest, probabilities
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -20,6 +20,7 @@ END, USER, ASSISTANT, SYSTEM = 256, 257, 258, 259
 SPECIAL = {END: "<|end|>", USER: "<|user|>", ASSISTANT: "<|assistant|>", SYSTEM: "<|system|>"}
 VOCABULARY = 260
 MEMORY = 2
+LIKELY = 0.02
 
 
 @lru_cache(maxsize=1 << 16)
@@ -47,7 +48,10 @@ class ToyScores:
         return choose(self.rows[row], self.sampling, self.positions[row])
 
     def probability(self, row: int, token: int) -> float:
-        return probability(self.rows[row], token)
+        return float(probabilities(self.rows[row])[token])
+
+    def likely(self, row: int) -> list[tuple[int, float]]:
+        return likeliest(probabilities(self.rows[row]), LIKELY)
 
 
 class ToyBackend:

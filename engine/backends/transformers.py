@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from engine.backends.base import BackendInfo
 from engine.errors import PromptError
-from engine.sampling import Floats, choose, probability
+from engine.sampling import Floats, choose, likeliest, probabilities
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -26,6 +26,8 @@ from engine.types import Message
 PREFILL_CHUNK = 512
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 MAX_NODES = 128
+LIKELY = 0.02
+"""Successors of less probability are of no use to a drafter."""
 
 
 class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -94,6 +96,7 @@ class LogitScores:
     def __init__(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> None:
         self.logits, self.positions, self.sampling = logits, positions, sampling
         self.host: dict[int, Floats] = {}
+        self.shares: dict[int, Floats] = {}
 
     def row(self, row: int) -> Floats:
         """One row as float32 on the host, a view where the model computes there in float32."""
@@ -104,8 +107,17 @@ class LogitScores:
     def choose(self, row: int) -> int:
         return choose(self.row(row), self.sampling, self.positions[row])
 
+    def softmax(self, row: int) -> Floats:
+        """One row's probabilities, computed once."""
+        if row not in self.shares:
+            self.shares[row] = probabilities(self.row(row))
+        return self.shares[row]
+
     def probability(self, row: int, token: int) -> float:
-        return probability(self.row(row), token)
+        return float(self.softmax(row)[token])
+
+    def likely(self, row: int) -> list[tuple[int, float]]:
+        return likeliest(self.softmax(row), LIKELY)
 
 
 class TransformersBackend:
@@ -203,6 +215,8 @@ class TransformersBackend:
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         self.tree = tree
         logits = self.forward(tree.tokens, tree.depths, visible=ancestors(tree.parents))
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # else the wait would count as sampling
         start = len(self.cached) + 1
         return LogitScores(logits, [start + depth for depth in tree.depths], sampling)
 

@@ -1,52 +1,77 @@
-"""The seam between the decode loop and the databases that draft."""
+"""The seams of drafting: what the decode loop asks of a drafter, and a drafter of its databases."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from engine.types import Candidate, Followers
+from engine.budget import Budget
+from engine.tree import Tree
+from engine.types import Followers
+
+Likely = Callable[[int], Sequence[tuple[int, float]]]
+"""The target's likeliest next tokens with their probabilities, for the i-th of the new tokens."""
 
 
 class Drafter(Protocol):
-    """A source of candidates. It sees decided tokens only and can cost speed, never correctness."""
+    """Grows draft trees. It sees decided tokens only and can cost speed, never correctness."""
 
     name: str
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        """At most about `room` candidates for what follows `tokens`, likeliest first.
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+        """Add drafts of what follows `tokens` to the tree, within the budget.
 
-        Every prefix of a candidate's path is a candidate too, and comes earlier. Candidates less
-        likely than `threshold` are left out. May be empty.
+        Returns the seconds that each of its sources spent looking things up.
         """
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """The last `new` of `tokens` were decided: the prompt at first, then each step's tokens."""
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """The last `new` of `tokens` were decided: the prompt at first, then each step's tokens.
+
+        `likely` tells what else the target thought of; for a prompt there is none.
+        """
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """The answer is over: its tokens are the last `new` of `tokens`."""
 
 
+class Tier(Protocol):
+    """A database of n-grams: one level of temporal locality.
+
+    `name` identifies its evidence to the calibration; `source` is what its tokens are credited to.
+    """
+
+    name: str
+    source: str
+
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        """What followed the last 1, 2, 3, ... tokens of `suffix`, as far as they are known."""
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """As for a drafter."""
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """As for a drafter."""
+
+
 class NgramTable(Protocol):
-    """What a tier needs of a store of n-grams. Memory and SQLite both implement it."""
+    """What a tier needs of a store of n-grams."""
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
-        """What followed the tokens of `key`; None when the key is unknown."""
+        """What followed the tokens of `key`; None when the key is unknown.
+
+        Every suffix of a known key is known.
+        """
 
 
 class Frozen:
-    """A drafter that proposes but does not keep what it sees: for measuring without a trace.
+    """A tier that answers but does not keep what it sees: for measuring without a trace.
 
     Without it, the second of two runs on one prompt would draft the first one's answer.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.name = drafter.name
+    def __init__(self, tier: Tier) -> None:
+        self.name, self.source = tier.name, tier.source
+        self.matches = tier.matches
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        """The wrapped drafter's candidates."""
-        return self.drafter.propose(tokens, room, threshold)
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Nothing is kept."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:

@@ -6,11 +6,14 @@ is asked with the last two tokens, then one. Whatever the evidence, number and l
 Two things differ, both in its favour: shared prefixes are verified once, and there is no padding.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter
 
-from engine.drafters.base import NgramTable
+from engine.budget import Budget
+from engine.drafters.base import Likely, NgramTable
 from engine.drafters.context import common_prefix
-from engine.types import CONTEXT, MODEL, STATISTICS, Candidate, Gram
+from engine.tree import Tree, graft
+from engine.types import CONTEXT, MODEL, STATISTICS
 
 DRAFTS = 7
 AHEAD = 4
@@ -18,22 +21,30 @@ NODES = DRAFTS * AHEAD
 MODEL_GRAMS = 100_000
 
 
-def flat(drafts: Iterable[tuple[tuple[int, ...], int]]) -> list[Candidate]:
-    """Candidates for the first 7 distinct (draft, match length) pairs, all equally likely."""
-    paths: dict[tuple[int, ...], int] = {}
-    taken: set[tuple[int, ...]] = set()
-    for draft, length in drafts:
-        if draft in taken:
-            continue
-        taken.add(draft)
-        for depth in range(1, len(draft) + 1):
-            paths.setdefault(draft[:depth], length)
-        if len(taken) == DRAFTS:
-            break
-    return [Candidate(path, 1.0, length) for path, length in paths.items()]
+class Flat:
+    """A tier with drafts in its order: the first 7 distinct ones become paths of the tree."""
+
+    name: str
+
+    def drafts(self, tokens: Sequence[int]) -> Iterable[tuple[tuple[int, ...], int]]:
+        """Drafts of what follows, with the number of tokens that each was found by."""
+        raise NotImplementedError
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+        """Add the drafts, whatever they are worth."""
+        clock = perf_counter()
+        taken: set[tuple[int, ...]] = set()
+        for draft, length in self.drafts(tokens):
+            if draft in taken or max(draft) >= budget.vocabulary:
+                continue
+            taken.add(draft)
+            graft(tree, draft[: budget.depth], self.name, length, budget.nodes)
+            if len(taken) == DRAFTS:
+                break
+        return {self.name: perf_counter() - clock}
 
 
-class PublishedContext:
+class PublishedContext(Flat):
     """A least-recently-used list of 7 four-token continuations per token of the conversation."""
 
     name = CONTEXT
@@ -42,7 +53,7 @@ class PublishedContext:
         self.table: dict[int, list[tuple[int, ...]]] = {}
         self.seen: list[int] = []
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Learn every 5-gram that the new tokens complete."""
         start = len(tokens) - new
         if start == 0:
@@ -59,24 +70,27 @@ class PublishedContext:
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Everything was learned on the way."""
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
+    def drafts(self, tokens: Sequence[int]) -> Iterable[tuple[tuple[int, ...], int]]:
         """The latest continuations of the last token."""
-        return flat((gram, 1) for gram in self.table.get(tokens[-1], ()))
+        return ((gram, 1) for gram in self.table.get(tokens[-1], ()))
 
 
-class PublishedModel:
+class PublishedModel(Flat):
     """The most frequent 100,000 5-grams of past answers, under their first token."""
 
     name = MODEL
 
-    def __init__(self, grams: Iterable[Gram] = ()) -> None:
-        self.grams: dict[tuple[int, ...], int] = {}
+    def __init__(self, grams: Iterable[tuple[tuple[int, ...], float]] = ()) -> None:
+        self.grams = {gram: documents for gram, documents in grams if len(gram) == AHEAD + 1}
+        self.learns = True
         self.table: dict[int, list[tuple[int, ...]]] = {}
-        for gram in grams:
-            key = gram.tokens[-AHEAD - 1 :]
-            if len(key) == AHEAD + 1:
-                self.grams[key] = max(self.grams.get(key, 0), gram.documents)
         self.rank()
+
+    def frozen(self) -> "PublishedModel":
+        """The same table, which learns nothing."""
+        twin = PublishedModel()
+        twin.grams, twin.table, twin.learns = self.grams, self.table, False
+        return twin
 
     def rank(self) -> None:
         """Rebuild the look-up table from the most frequent n-grams."""
@@ -86,22 +100,24 @@ class PublishedModel:
             if len(line) < DRAFTS:
                 line.append(gram[1:])
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Nothing to learn before the answer is over."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Count the distinct 5-grams of the answer once."""
+        if not self.learns:
+            return
         start = max(0, len(tokens) - new - 1)
         for gram in {tuple(tokens[at : at + 5]) for at in range(start, len(tokens) - AHEAD)}:
             self.grams[gram] = self.grams.get(gram, 0) + 1
         self.rank()
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
+    def drafts(self, tokens: Sequence[int]) -> Iterable[tuple[tuple[int, ...], int]]:
         """The continuations of the last token that most answers held."""
-        return flat((gram, 1) for gram in self.table.get(tokens[-1], ()))
+        return ((gram, 1) for gram in self.table.get(tokens[-1], ()))
 
 
-class PublishedStatistics:
+class PublishedStatistics(Flat):
     """Continuations of the last two tokens, then of the last one, in large texts."""
 
     name = STATISTICS
@@ -109,18 +125,28 @@ class PublishedStatistics:
     def __init__(self, table: NgramTable) -> None:
         self.table = table
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """The statistics do not change while decoding."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """The statistics do not change while decoding."""
 
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        """The most frequent continuations of up to four tokens, in the order of the table."""
-        drafts: list[tuple[tuple[int, ...], int]] = []
+    def drafts(self, tokens: Sequence[int]) -> Iterable[tuple[tuple[int, ...], int]]:
+        """Continuations of up to four tokens, most frequent first, each key's in its order.
+
+        The table knows next tokens only, so a draft is their likeliest sequence: from each next
+        token on, the most frequent one that follows.
+        """
         for size in (2, 1):
             found = self.table.look_up(tokens[-size:])
-            paths = [path for path, _ in found.paths] if found else []
-            inner = {path[:-1] for path in paths}
-            drafts += [(path[:AHEAD], size) for path in paths if path not in inner]
-        return flat(drafts)
+            for token in list(found.counts)[:DRAFTS] if found else ():
+                yield self.chain([*tokens[-size:], token], size), size
+
+    def chain(self, tokens: list[int], size: int) -> tuple[int, ...]:
+        """The tokens behind the key, continued up to a whole draft."""
+        while len(tokens) < size + AHEAD:
+            found = self.table.look_up(tokens[-3:]) or self.table.look_up(tokens[-2:])
+            if found is None:
+                break
+            tokens.append(next(iter(found.counts)))
+        return tuple(tokens[size:])

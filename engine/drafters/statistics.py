@@ -1,48 +1,46 @@
-"""The statistics tier: n-grams of large texts, the lowest temporal locality.
-
-The table answers a key of up to three tokens with a small tree of what followed it in the texts;
-longer keys are asked first and shorter ones get the probability they leave. Read-only.
-"""
+"""The statistics tier: n-grams of large texts, the lowest temporal locality. Read-only."""
 
 from collections.abc import Sequence
 
-from engine.drafters.base import NgramTable
-from engine.drafters.votes import Votes
-from engine.types import STATISTICS, Candidate
+from engine.drafters.base import Likely, NgramTable
+from engine.types import STATISTICS, Followers
 
-KEYS = (3, 2, 1)
-DOUBT = (100.0, 60.0, 30.0)
-"""A key of 1, 2, 3 tokens seen n times gets n / (n + DOUBT) of the remaining probability."""
+KEY = 3
+REMEMBERED = 1 << 14
+"""Answers kept: a step asks for the same keys when it drafts and when it learns."""
 
 
-class StatisticsDrafter:
-    """Drafts from a table of text statistics for the model's tokenizer."""
+class StatisticsTier:
+    """What followed one to three tokens in large texts, from a table for the model's tokenizer."""
 
-    name = STATISTICS
+    name = source = STATISTICS
 
     def __init__(self, table: NgramTable) -> None:
         self.table = table
+        self.known: dict[tuple[int, ...], Sequence[Followers]] = {}
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        """What followed the end of `suffix` in the texts."""
+        key = suffix[-KEY:]
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self.look_up(key)
+            if len(self.known) > REMEMBERED:
+                self.known.clear()
+        return found
+
+    def look_up(self, key: tuple[int, ...]) -> Sequence[Followers]:
+        """The followers of the last 1, 2, ... tokens of `key`."""
+        found = []
+        for size in range(1, len(key) + 1):
+            followers = self.table.look_up(key[-size:])
+            if followers is None:
+                break
+            found.append(followers)
+        return found
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """The statistics do not change while decoding."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """The statistics do not change while decoding."""
-
-    def propose(self, tokens: Sequence[int], room: int, threshold: float) -> list[Candidate]:
-        """Continuations of the longest known key, then of shorter ones with what is left."""
-        votes, left = Votes(threshold), 1.0
-        for size in KEYS:
-            found = self.table.look_up(tokens[-size:]) if size <= len(tokens) else None
-            if found is None:
-                continue
-            trust = found.total / (found.total + DOUBT[size - 1])
-            said = left * trust
-            for path, share in found.paths:
-                if said * share < votes.least:
-                    break  # paths come likeliest first
-                votes.add(path, said * share, size)
-            left -= said
-            if left < threshold:
-                break
-        return votes.ranked(room)

@@ -1,0 +1,511 @@
+"""A large model that says what a small one says, so that a forward costs what it would in earnest.
+
+How fast drafting makes a model depends on what its forwards cost, and that is a matter of its size.
+Here a Llama-like model is written into a larger one of the same function: wider (zeros in the
+residual stream), with more heads, MLP rows and layers whose outputs nothing takes up.
+
+The invariant: weights that write into the residual stream (embedding, o_proj, down_proj) are zero
+except where the original's are, so the added part of the stream stays exactly zero and nothing idle
+reaches it. Every other idle weight is random, so that no kernel finds less work than it seems.
+RMSNorm divides by a width that is 4^k times larger: with an rms smaller by exactly 2^k, weights
+scaled by 2^-k and eps by 4^-k undo it without a rounding error. What may differ is the order in
+which a kernel adds up: the last bits, as between two machines.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import asdict, astuple, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from tqdm import tqdm
+from transformers import LlamaForCausalLM
+
+from bench.speed import EMBEDDED, PROMPTS, cut_prompt, read_prompts
+from engine.backends.load import DTYPES, TOLERANCE, load_transformers
+from engine.backends.transformers import TransformersBackend
+from engine.chat import Chat
+from engine.decode import never
+from engine.errors import ModelError, SettingError
+from engine.settings import Sampling
+from engine.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of a Llama-like model; the head size and the vocabulary are the original's."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    layers: int
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        """The shape a model's config declares."""
+        return cls(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.num_hidden_layers,
+        )
+
+
+SHAPES = {
+    "0.1b": Shape(1024, 1664, 16, 4, 12),
+    "0.25b": Shape(1024, 4096, 16, 4, 16),
+    "0.5b": Shape(1024, 5888, 16, 4, 24),
+    "1b": Shape(1024, 11776, 32, 8, 24),
+    "3b": Shape(4096, 6912, 32, 8, 28),
+    "7b": Shape(4096, 11008, 64, 64, 32),
+}
+"""For a hidden size of 256 and heads of 64. The last is Llama 2 7B but for its vocabulary."""
+AXES = {
+    "embed_tokens": ("vocabulary", "hidden"),
+    "q_proj": ("heads", "hidden"),
+    "k_proj": ("kv_heads", "hidden"),
+    "v_proj": ("kv_heads", "hidden"),
+    "o_proj": ("hidden", "heads"),
+    "gate_proj": ("intermediate", "hidden"),
+    "up_proj": ("intermediate", "hidden"),
+    "down_proj": ("hidden", "intermediate"),
+    "input_layernorm": ("hidden",),
+    "post_attention_layernorm": ("hidden",),
+    "norm": ("hidden",),
+    "lm_head": ("vocabulary", "hidden"),
+}
+"""What the rows and columns of a weight stand for."""
+WRITERS = {"embed_tokens", "o_proj", "down_proj"}
+"""The weights that write into the residual stream."""
+KEPT = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "chat_template*", "generation_config.json",
+)  # fmt: skip
+SPREAD = 0.02
+"""The standard deviation of idle weights."""
+SHARD = 2_000_000_000
+"""Bytes per weight file, which is also what is held in memory beside the original."""
+NEAR_TIE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
+"""How far below its best logit the original may see the token that the inflated model prefers.
+
+In bfloat16 the embedded model's logits differ by 0.1 when rows are computed together or alone.
+"""
+GREEDY = Sampling(temperature=0.0)
+
+
+def check_fits(config: Any, shape: Shape) -> None:
+    """Raise SettingError unless a model of this config can be written into that shape."""
+    kind = config.model_type
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        kind += " with biases"
+    if getattr(config, "quantization_config", None):
+        kind += ", quantized"
+    if kind != "llama":
+        raise SettingError(
+            f"A model of type {kind!r} cannot be inflated. Choose one of type 'llama' (RMSNorm, "
+            "gated MLP), neither with biases nor quantized."
+        )
+    old = Shape.of(config)
+    ratio = shape.hidden / old.hidden
+    if ratio < 1 or ratio != 4 ** round(np.log2(ratio) / 2):
+        raise SettingError(
+            f"A hidden size of {old.hidden} cannot become {shape.hidden}. The factor has to be a "
+            "power of four, or the norms would round differently."
+        )
+    if shape.hidden % shape.heads:
+        raise SettingError(
+            f"{shape.heads} heads do not divide a hidden size of {shape.hidden}, which the library "
+            "asks for. Give a divisor."
+        )
+    for name, size in asdict(old).items():
+        if getattr(shape, name) < size:
+            raise SettingError(
+                f"The model has {name} {size}, and {getattr(shape, name)} is less. Choose a "
+                "larger size."
+            )
+    wide, group = shape.heads // shape.kv_heads, old.heads // old.kv_heads
+    if shape.heads % shape.kv_heads or wide < group:
+        raise SettingError(
+            f"{shape.heads} heads on {shape.kv_heads} kv heads leave no place for the model's "
+            f"{group} heads per kv head. Give a multiple of the kv heads, at least {group} each."
+        )
+
+
+def inflated_config(config: Any, shape: Shape) -> Any:
+    """The config of the inflated model; eps shrinks with the mean square of the padded stream."""
+    check_fits(config, shape)
+    new = deepcopy(config)
+    new.head_dim = head_size(config)
+    new.hidden_size, new.intermediate_size = shape.hidden, shape.intermediate
+    new.num_attention_heads, new.num_key_value_heads = shape.heads, shape.kv_heads
+    new.num_hidden_layers = shape.layers
+    new.rms_norm_eps = config.rms_norm_eps / (shape.hidden // config.hidden_size)
+    return new
+
+
+def head_size(config: Any) -> int:
+    """The size of one head, which rotary positions depend on."""
+    size: int = getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
+    return size
+
+
+def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Every weight of a model of this config, without its data; tied ones once."""
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config)
+    state = model.to(dtype).state_dict()
+    if config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    return dict(state)
+
+
+def places(config: Any, shape: Shape) -> dict[str, torch.Tensor]:
+    """Where the original's entries go, per kind of axis.
+
+    All go to the front, except that an attention head goes to the kv head it reads: the groups of
+    the new model may be larger.
+    """
+    old, size = Shape.of(config), head_size(config)
+    group, wide = old.heads // old.kv_heads, shape.heads // shape.kv_heads
+    head = torch.arange(old.heads)
+    first = (head // group * wide + head % group) * size
+    return {
+        "vocabulary": torch.arange(config.vocab_size),
+        "hidden": torch.arange(old.hidden),
+        "intermediate": torch.arange(old.intermediate),
+        "heads": (first[:, None] + torch.arange(size)).flatten(),
+        "kv_heads": torch.arange(old.kv_heads * size),
+    }
+
+
+def inflated_weights(
+    model: Any, shape: Shape, names: Sequence[str], seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The named weights of the inflated model in the original's dtype, made one at a time.
+
+    The random part depends on the seed and the order of the names.
+    """
+    source = model.state_dict()
+    wanted = skeleton(inflated_config(model.config, shape))
+    where = places(model.config, shape)
+    generator = torch.Generator().manual_seed(seed)
+    scale = (model.config.hidden_size / shape.hidden) ** 0.5
+    for name in names:
+        kind = name.split(".")[-2]
+        if kind in WRITERS:
+            weight = torch.zeros(wanted[name].shape, dtype=model.dtype)
+        else:
+            noise = torch.empty(wanted[name].shape).normal_(0, SPREAD, generator=generator)
+            weight = (scale * (1 + noise) if noise.dim() == 1 else noise).to(model.dtype)
+        if name in source:
+            rows, *columns = (where[axis] for axis in AXES[kind])
+            original = source[name].cpu()
+            if columns:
+                weight[rows[:, None], columns[0]] = original
+            else:
+                weight[rows] = original * scale
+        yield name, weight
+
+
+def inflate(model: Any, shape: Shape, seed: int = 0) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The config and the weights of a larger model with the function of `model`.
+
+    Raises SettingError when the model does not fit into the shape.
+    """
+    config = inflated_config(model.config, shape)
+    return config, dict(inflated_weights(model, shape, list(skeleton(config)), seed))
+
+
+def write(model: Any, shape: Shape, source: Path, output: Path, seed: int) -> None:
+    """Write the inflated model to the folder `output`, which appears only when it is complete.
+
+    One shard is held at a time, and the config comes last: not even a killed run leaves a folder
+    that loads. Raises SettingError when the disk is full or the folder cannot be written.
+    """
+    config = inflated_config(model.config, shape)
+    config.dtype = model.dtype
+    weights = skeleton(config, model.dtype)
+    plan = split_torch_state_dict_into_shards(weights, max_shard_size=SHARD)
+    names = [name for shard in plan.filename_to_tensors.values() for name in shard]
+    stream = inflated_weights(model, shape, names, seed)
+    size = sum(weight.numel() for weight in weights.values())
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        check_space(output.parent, size * model.dtype.itemsize)
+        with TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
+            folder = Path(scratch) / output.name
+            folder.mkdir()
+            with tqdm(total=size, unit="parameter", unit_scale=True, leave=False) as progress:
+                for file, shard in plan.filename_to_tensors.items():
+                    tensors = {}
+                    for name, weight in (next(stream) for _ in shard):
+                        tensors[name] = weight
+                        progress.update(weight.numel())
+                    save_file(tensors, folder / file, metadata={"format": "pt"})
+            write_index(plan, folder)
+            for path in sorted(source.iterdir()):
+                if any(fnmatch(path.name, pattern) for pattern in KEPT):
+                    shutil.copyfile(path, folder / path.name)
+            config.save_pretrained(folder)
+            if output.exists():
+                output.rmdir()
+            folder.rename(output)
+    except (OSError, SafetensorError) as error:
+        raise SettingError(f"The folder {str(output)!r} cannot be written ({error}).") from error
+
+
+def write_index(plan: StateDictSplit, folder: Path) -> None:
+    """Say which weight is in which file, when there are several."""
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def check_space(folder: Path, size: int) -> None:
+    """Raise SettingError unless the disk of `folder` has room for `size` bytes and some more."""
+    free = shutil.disk_usage(folder).free
+    if free < size + 100_000_000:
+        raise SettingError(
+            f"The model takes {size / 1e9:.2f} GB, and {str(folder)!r} has {free / 1e9:.2f} GB "
+            "free. Choose a smaller size or another folder."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A position where the two models prefer different tokens.
+
+    `gap` is how far below its best logit the original sees the other's choice.
+    """
+
+    prompt: int
+    position: int
+    original: int
+    inflated: int
+    gap: float
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Two models of one dtype on the same texts, greedily, token by token."""
+
+    dtype: torch.dtype
+    tokens: int = 0
+    logit_difference: float = 0.0
+    divergences: list[Divergence] = field(default_factory=list)
+
+    @property
+    def largest_gap(self) -> float:
+        """The clearest preference of the original that the other did not share."""
+        return max((divergence.gap for divergence in self.divergences), default=0.0)
+
+    @property
+    def holds(self) -> bool:
+        """Whether rounding explains every difference."""
+        return (
+            self.tokens > 0
+            and self.logit_difference <= TOLERANCE[self.dtype]
+            and self.largest_gap <= NEAR_TIE[self.dtype]
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """What the JSON line says of it."""
+        first = asdict(self.divergences[0]) if self.divergences else None
+        return {
+            "verified": self.holds,
+            "tokens": self.tokens,
+            "identical": not self.divergences,
+            "divergences": len(self.divergences),
+            "first_divergence": first,
+            "largest_gap": self.largest_gap,
+            "max_logit_difference": self.logit_difference,
+        }
+
+
+def compare(
+    original: TransformersBackend,
+    inflated: TransformersBackend,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+) -> Comparison:
+    """Both models along the original's greedy answers, in lock step.
+
+    As long as no position differs, the inflated model's own answer is the same text; after one
+    that does, both go on with the original's token, so that every token counts.
+    """
+    result = Comparison(original.model.dtype)
+    for number, prompt in enumerate(tqdm(prompts, desc="Verifying", leave=False)):
+        tokens = list(prompt)
+        for backend in (original, inflated):
+            backend.reset()
+            backend.prefill(tokens, never)
+        for position in range(max_tokens):
+            rows = []
+            for backend in (original, inflated):
+                rows.append(backend.score(Tree(tokens[-1]), GREEDY).row(0).copy())
+                backend.accept([])
+            best, other = (int(row.argmax()) for row in rows)
+            # Not Python's max, which forgets a NaN.
+            difference = np.maximum(result.logit_difference, np.abs(rows[0] - rows[1]).max())
+            result.logit_difference = float(difference)
+            result.tokens += 1
+            if other != best:
+                gap = float(rows[0][best] - rows[0][other])
+                result.divergences.append(Divergence(number, position, best, other, gap))
+            if best in original.info.eos_ids:
+                break
+            tokens.append(best)
+    return result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `bench inflate`."""
+    parser.add_argument("--size", required=True, help=", ".join(SHAPES))
+    parser.add_argument("--output", type=Path, required=True, help="a new or empty folder")
+    parser.add_argument("--model", default="embedded", help="'embedded' or a folder")
+    parser.add_argument("--dtype", default="bfloat16", help=", ".join(DTYPES))
+    parser.add_argument("--seed", type=int, default=0, help="of the idle weights")
+    parser.add_argument("--device", default="auto", help="where the two models are compared")
+    parser.add_argument("--no-verify", action="store_true", help="write only, do not compare")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="compare in float32 as well, which shows smaller mistakes and takes twice the memory",
+    )
+    parser.add_argument("--limit", type=int, default=0, help="prompts compared, 0 for every one")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens compared of each")
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise SettingError for what can be seen to be impossible before a model is loaded."""
+    if options.size not in SHAPES:
+        raise SettingError(f"There is no size {options.size!r}. Choose from: {', '.join(SHAPES)}.")
+    if options.dtype not in DTYPES:
+        raise SettingError(
+            f"The dtype {options.dtype!r} is unknown. Choose from: {', '.join(DTYPES)}."
+        )
+    if options.limit < 0 or options.max_new_tokens < 1:
+        raise SettingError("Compare at least one token, and give no negative limit.")
+    if options.model != "embedded" and not Path(options.model).is_dir():
+        raise SettingError(
+            f"The model {options.model!r} is not a folder. Give a folder or 'embedded'."
+        )
+    output = options.output
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise SettingError(
+            f"The output {str(output)!r} exists and is not an empty folder. Give another."
+        )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the model, compare it with its original, and print."""
+    check_options(options)
+    output = options.output.absolute()
+    source = EMBEDDED if options.model == "embedded" else Path(options.model)
+    shape = SHAPES[options.size]
+    original = load_transformers(str(source), device=options.device, dtype=options.dtype)
+    check_fits(original.model.config, shape)
+    write(original.model, shape, source, output, options.seed)
+    figures = {"model": output.name, "original": original.info.name, "dtype": options.dtype}
+    figures |= sizes(original.model.config, shape, original.model.dtype)
+    if not options.no_verify:
+        inflated = load_transformers(str(output), device=options.device, dtype=options.dtype)
+        figures |= verify(original, inflated, options)
+    report(figures, Shape.of(original.model.config), shape)
+    if not figures.get("verified", True):
+        raise ModelError(
+            f"The model in {str(output)!r} is not what {original.info.name!r} is: see above. Do "
+            "not measure with it."
+        )
+
+
+def sizes(config: Any, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+    """The figures that follow from the shape; `zeros` is the part of the weights that are zero."""
+    new = inflated_config(config, shape)
+    weights, original = skeleton(new), skeleton(config)
+    parameters = sum(weight.numel() for weight in weights.values())
+    zeros = sum(
+        weight.numel() - (original[name].numel() if name in original else 0)
+        for name, weight in weights.items()
+        if name.split(".")[-2] in WRITERS
+    )
+    return {
+        "shape": asdict(shape),
+        "parameters": parameters,
+        "bytes": parameters * dtype.itemsize,
+        "zeros": round(zeros / parameters, 3),
+    }
+
+
+def verify(
+    original: TransformersBackend, inflated: TransformersBackend, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Compare, and say whether the model may be used in the original's place.
+
+    That also takes another fingerprint, so that what was learned is kept apart, and the same
+    tokenizer, so that its statistics are found. With `exact`, leaves both models in float32.
+    """
+    room = original.info.context_length - options.max_new_tokens - 1
+    questions = read_prompts(PROMPTS, options.limit)
+    prompts = [cut_prompt(Chat(original), text, room) for _, text in questions]
+    figures = compare(original, inflated, prompts, options.max_new_tokens).figures()
+    old, new = original.info, inflated.info
+    figures |= {
+        "prompts": len(prompts),
+        "fingerprints_differ": old.fingerprint != new.fingerprint,
+        "same_tokenizer": old.tokenizer_fingerprint == new.tokenizer_fingerprint,
+        "can_tree": new.can_tree,
+    }
+    figures["verified"] &= figures["fingerprints_differ"] and figures["same_tokenizer"]
+    if options.exact:
+        first, second = (
+            TransformersBackend(backend.model.float(), backend.tokenizer, backend.info)
+            for backend in (original, inflated)
+        )
+        figures["exact"] = compare(first, second, prompts, options.max_new_tokens).figures()
+        figures["verified"] &= figures["exact"]["verified"]
+    return figures
+
+
+def report(figures: dict[str, Any], old: Shape, new: Shape) -> None:
+    """Print the table and the JSON line."""
+    print(
+        f"{figures['model']}: {figures['parameters'] / 1e6:,.1f} M parameters "
+        f"({figures['zeros']:.0%} of them zero), {figures['bytes'] / 1e9:.2f} GB, "
+        f"{figures['dtype']}\n"
+    )
+    print(f"{'':20}" + "".join(f"{name.replace('_', ' '):>14}" for name in asdict(old)))
+    for name, shape in ((figures["original"], old), (figures["model"], new)):
+        print(f"{name:20}" + "".join(f"{size:14,}" for size in astuple(shape)))
+    print()
+    compared = [f for f in (figures, figures.get("exact")) if f and "verified" in f]
+    for kind, found in zip((figures["dtype"], "float32"), compared, strict=False):
+        first = found["first_divergence"]
+        print(
+            f"{kind}: {found['tokens']} tokens on {figures['prompts']} prompts, "
+            + (f"{found['divergences']} differ" if first else "identical")
+            + f", logits by at most {found['max_logit_difference']:.3g}"
+        )
+        if first:
+            print(
+                f"  the first on prompt {first['prompt']}, token {first['position']}, where the "
+                f"original's gap is {first['gap']:.3g} (the largest: {found['largest_gap']:.3g})"
+            )
+    if compared:
+        print("verified" if figures["verified"] else "WRONG: this is another model")
+    else:
+        print("not compared with the original")
+    print()
+    print(json.dumps(figures))

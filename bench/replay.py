@@ -1,0 +1,341 @@
+"""Tokens per forward on recorded answers: a drafter proposes, the recorded text decides.
+
+With sample-and-match verification a drafted token is accepted exactly when it is the token that the
+target says next, so replaying what a model said gives what a live run of it would have accepted,
+without the model. Each line of a traces file is {"prompt", "output", "split"}: answers of the split
+"train" fill the model tier, answers of other models (--statistics) the statistics tier, answers of
+the split "test" are replayed, each learned by the model tier when it is over, as in use.
+"""
+
+import argparse
+import json
+import lzma
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from bench import suffix
+from engine.budget import Budget
+from engine.decode import draft
+from engine.drafters.base import Drafter, NgramTable
+from engine.errors import ModelError, SettingError
+from engine.methods import METHODS, Databases, method_named
+from engine.settings import Drafting
+from engine.tree import Tree
+from storage.statistics import StatisticsTable
+from storage.statistics_build import build
+
+NODES = (8, 16, 32, 64)
+FIRST = 25
+BUDGET = 256 << 20
+SUFFIX, SUFFIX_ALL = SUFFIXES = ("suffix", "suffix-all")
+TEMPLATE = "USER: {} ASSISTANT:"
+MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading raises that is no JSON, or JSON of another form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recorded answer, its end token included, and the prompt as the model reads it."""
+
+    question: str
+    split: str
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(slots=True)
+class Count:
+    """What a drafter came to on some recordings."""
+
+    tokens: int = 0
+    forwards: int = 0
+    drafted: int = 0
+    expected: float = 0.0
+    seconds: float = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Ratios over the forwards counted. `expected` is what the drafter itself predicted."""
+        forwards = self.forwards or 1
+        return {
+            "tokens_per_forward": round(self.tokens / forwards, 4),
+            "expected": round(self.expected / forwards, 4),
+            "nodes": round(self.drafted / forwards, 2),
+            "draft_ms": round(1e3 * self.seconds / forwards, 4),
+        }
+
+
+@dataclass(slots=True)
+class Result:
+    """The first recordings, and all of them."""
+
+    first: Count = field(default_factory=Count)
+    all: Count = field(default_factory=Count)
+
+
+class Vocabulary(Protocol):
+    """What replaying needs of a tokenizer."""
+
+    size: int
+    bos: Sequence[int]
+    eos: int
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, no special ones added."""
+
+
+class GgufVocabulary:
+    """The tokenizer of a GGUF file, its weights left out."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from llama_cpp import Llama
+        except ImportError as error:
+            raise ModelError(
+                f"Reading the vocabulary {str(path)!r} needs llama-cpp-python, which is not "
+                "installed. Install it, or give the folder of a tokenizer."
+            ) from error
+        try:
+            self.model = Llama(str(path), vocab_only=True, verbose=False)
+        except ValueError as error:
+            raise ModelError(
+                f"The vocabulary {str(path)!r} could not be read ({error}). Give a GGUF file."
+            ) from error
+        self.size = self.model.n_vocab()
+        self.bos: Sequence[int] = [self.model.token_bos()]
+        self.eos = self.model.token_eos()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.model.tokenize(text.encode(), add_bos=False, special=False))
+
+
+class FolderVocabulary:
+    """The tokenizer in a folder, as the transformers library loads it."""
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"The vocabulary {str(path)!r} could not be read ({error}). Give a GGUF file or "
+                "the folder of a tokenizer."
+            ) from error
+        self.size = len(self.tokenizer)
+        bos = self.tokenizer.bos_token_id
+        self.bos: Sequence[int] = [] if bos is None else [bos]
+        self.eos: int = self.tokenizer.eos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `bench replay`."""
+    parser.add_argument("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
+    parser.add_argument("--vocabulary", type=Path, required=True, help="GGUF or tokenizer folder")
+    parser.add_argument(
+        "--statistics", type=Path, nargs="*", default=[], help="other models' answers (JSON lines)"
+    )
+    parser.add_argument("--nodes", type=int, nargs="*", default=list(NODES))
+    parser.add_argument("--limit", type=int, default=0, help="replay so many, 0 for all")
+    parser.add_argument("--split", default="test", help="the split to replay")
+    parser.add_argument("--policy", default=Drafting().policy)
+    parser.add_argument("--tiers", default=",".join(Drafting().tiers))
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
+
+
+def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recording]:
+    """The recordings of a file, tokenized."""
+    opened = lzma.open if path.suffix == ".xz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        return [
+            Recording(
+                record["prompt"],
+                record.get("split", "train"),
+                [*vocabulary.bos, *vocabulary.encode(template.format(record["prompt"]))],
+                [*vocabulary.encode(record["output"]), vocabulary.eos],
+            )
+            for record in tqdm(records, desc=path.name, leave=False)
+        ]
+    except (OSError, EOFError, lzma.LZMAError, *MISSHAPEN) as error:
+        raise SettingError(
+            f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON "
+            'object with "prompt", "output" and "split".'
+        ) from error
+
+
+def statistics_of(
+    recordings: Iterable[Recording], vocabulary: Vocabulary, folder: Path
+) -> StatisticsTable | None:
+    """A statistics file of answers, made and opened as in use."""
+    documents = [np.array(r.prompt[-3:] + r.answer, dtype=np.uint32) for r in recordings]
+    if not documents:
+        return None
+    path = folder / "replay.statistics.db"
+    build(documents, path, "replay", vocabulary.size, "Recorded answers", BUDGET, fewest=1)
+    return StatisticsTable(path)
+
+
+def recorded(text: Sequence[int], at: int, tree: Tree) -> Callable[[int], int]:
+    """What the target said after each row of a tree whose first nodes stand at `at`."""
+    return lambda row: text[at + tree.depths[row]]
+
+
+def replay(
+    drafters: Sequence[Drafter],
+    drafting: Drafting,
+    recording: Recording,
+    vocabulary: int,
+    counts: Sequence[Count],
+) -> None:
+    """Replay one answer, step by step as the decode loop takes them."""
+    tokens, answer = list(recording.prompt), recording.answer
+    end = len(tokens) + len(answer)
+    text = [*tokens, *answer]
+    for drafter in drafters:
+        drafter.observe(tokens, len(tokens), None)
+    while len(tokens) < end:
+        at = len(tokens)
+        budget = Budget(drafting, end - at - 1, vocabulary)
+        clock = perf_counter()
+        tree, _ = draft(drafters, tokens, budget)
+        spent = perf_counter() - clock
+        _, emitted = tree.walk(recorded(text, at, tree))
+        tokens += emitted
+        clock = perf_counter()
+        for drafter in drafters:
+            drafter.observe(tokens, len(emitted), None)
+        spent += perf_counter() - clock
+        for count in counts:
+            count.tokens += len(emitted)
+            count.forwards += 1
+            count.drafted += len(tree)
+            count.expected += budget.expected
+            count.seconds += spent
+    for drafter in drafters:
+        drafter.finish(tokens, len(answer))
+
+
+def contestants(
+    nodes: Sequence[int], tiers: Sequence[str], policy: str, peers: bool
+) -> Iterator[tuple[str, str, Drafting]]:
+    """(title, method, drafting) of everything that is replayed."""
+    if peers:
+        for name in ("lookup", "hd-published"):
+            yield METHODS[name].title, name, METHODS[name].drafting
+    for size in nodes if peers and suffix.installed() else ():
+        fixed = Drafting(nodes=size, budget="fixed")
+        yield f"Suffix decoding, {size}", SUFFIX, fixed
+        yield f"Suffix decoding, others too, {size}", SUFFIX_ALL, fixed
+    for size in nodes:
+        drafting = Drafting(tiers=tuple(tiers), policy=policy, nodes=size, budget="fixed")
+        yield f"Hierarchy drafting, {size}", "hd", drafting
+
+
+def measure(
+    recordings: Sequence[Recording],
+    table: NgramTable | None,
+    vocabulary: int,
+    split: str,
+    limit: int,
+    entries: Iterable[tuple[str, str, Drafting]],
+    others: Sequence[Recording] = (),
+) -> dict[str, Result]:
+    """Every contestant over the recordings of the split, with databases of its own."""
+    train = [r for r in recordings if r.split == "train" and split != "train"]
+    test = [r for r in recordings if r.split == split][: limit or None]
+    results: dict[str, Result] = {}
+    for title, name, drafting in entries:
+        known = [*others, *train] if name == SUFFIX_ALL else train
+        drafters = suffix_drafters(known) if name in SUFFIXES else our_drafters(table, train, name)
+        result = results[title] = Result()
+        for number, recording in enumerate(tqdm(test, desc=title, leave=False)):
+            counts = [result.all, result.first] if number < FIRST else [result.all]
+            replay(drafters(drafting), drafting, recording, vocabulary, counts)
+    return results
+
+
+def our_drafters(
+    table: NgramTable | None, train: Sequence[Recording], name: str
+) -> Callable[[Drafting], list[Drafter]]:
+    """One of our methods: a new conversation at every call, past answers in the model tier."""
+    databases = Databases(statistics=table)
+    for recording in train:
+        databases.past.finish([*recording.prompt, *recording.answer], len(recording.answer))
+    databases.drafters(method_named(name))  # what all conversations share is made here, once
+    return lambda drafting: databases.next_conversation().drafters(method_named(name, drafting))
+
+
+def suffix_drafters(train: Sequence[Recording]) -> Callable[[Drafting], list[Drafter]]:
+    """Suffix decoding whose cache holds past answers."""
+    drafter = suffix.SuffixDrafter()
+    for recording in train:
+        drafter.observe(recording.prompt, len(recording.prompt))
+        tokens = [*recording.prompt, *recording.answer]
+        drafter.observe(tokens, len(recording.answer))
+        drafter.finish(tokens, len(recording.answer))
+    return lambda drafting: [drafter]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Replay and print."""
+    gguf = options.vocabulary.suffix == ".gguf"
+    make: Callable[[Path], Vocabulary] = GgufVocabulary if gguf else FolderVocabulary
+    vocabulary = make(options.vocabulary)
+    recordings = read_traces(options.traces, vocabulary, options.template)
+    replayed = {r.question for r in recordings if r.split == options.split}
+    if not replayed:
+        raise SettingError(
+            f"Nothing to replay: no line of {str(options.traces)!r} has the split "
+            f"{options.split!r}. Name another with --split."
+        )
+    others = [
+        recording
+        for path in options.statistics
+        for recording in read_traces(path, vocabulary, options.template)
+        if recording.question not in replayed
+    ]
+    tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
+    entries = contestants(options.nodes, tiers, options.policy, options.peers)
+    with tempfile.TemporaryDirectory() as folder:
+        table = statistics_of(others, vocabulary, Path(folder))
+        results = measure(
+            recordings, table, vocabulary.size, options.split, options.limit, entries, others
+        )
+        if table is not None:
+            table.close()
+    report(options, results, len(replayed), len(others))
+
+
+def report(
+    options: argparse.Namespace, results: dict[str, Result], replayed: int, others: int
+) -> None:
+    """Print the table and the JSON line."""
+    count = min(replayed, options.limit or replayed)
+    print(
+        f"{options.traces.name}, split {options.split}: {count} answers; statistics from {others} "
+        "answers of other models to other prompts"
+    )
+    heads = ("nodes", f"first {FIRST}", f"all {count}", "expected", "draft ms")
+    print(f"\n{'drafter':34}" + "".join(f"{head:>11}" for head in heads))
+    figures: dict[str, Any] = {}
+    for title, result in results.items():
+        first, all_ = result.first.figures(), result.all.figures()
+        figures[title] = {"first": first, "all": all_}
+        print(
+            f"{title:34}{all_['nodes']:11.1f}{first['tokens_per_forward']:11.3f}"
+            f"{all_['tokens_per_forward']:11.3f}{all_['expected']:11.3f}{all_['draft_ms']:11.3f}"
+        )
+    summary = {"bench": "replay", "traces": options.traces.name, "split": options.split}
+    print(json.dumps(summary | {"answers": count, "methods": figures}))

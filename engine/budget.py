@@ -1,0 +1,120 @@
+"""How much to draft: as long as a node pays (docs/how-it-works.md).
+
+A tree of n nodes is worth E / t(n): the tokens it is expected to emit over the time of its step. A
+node of path probability p adds p tokens, so growing on pays while p / E exceeds the relative cost
+of a further node. The tree is then cut where its worth was highest: at no node at all when
+nothing pays. Without a measured cost curve, a node pays when it is likelier than the threshold.
+
+Looking for drafts takes time as well. Where that goes on to cost more than the drafts save, it
+rests for some steps and then tries again.
+"""
+
+from engine.costs import LARGEST, CostCurve
+from engine.settings import Drafting
+
+
+class Budget:
+    """The room for one step's tree: `nodes` nodes, `depth` levels, tokens below `vocabulary`.
+
+    `floor` is the least path probability worth considering. `best` is the number of nodes at which
+    the tree was worth most so far; `expected` is E, the number of tokens the tree as grown so far
+    is expected to emit, its bonus token included.
+    """
+
+    __slots__ = (
+        "best",
+        "costs",
+        "depth",
+        "expected",
+        "floor",
+        "forced",
+        "nodes",
+        "vocabulary",
+        "worth",
+    )
+
+    def __init__(
+        self, drafting: Drafting, depth: int, vocabulary: int, costs: CostCurve | None = None
+    ) -> None:
+        self.nodes = min(drafting.nodes, LARGEST) if depth > 0 else 0
+        self.depth, self.vocabulary = depth, vocabulary
+        self.costs = costs if drafting.budget == "adaptive" else None
+        self.floor = drafting.threshold
+        self.expected = 1.0
+        self.best = 0
+        self.worth = 0.0
+        self.forced = False
+        if self.costs is not None:
+            # Neither of the two ways to step may go unobserved for long.
+            if self.costs.idle("plain"):
+                self.nodes = 0
+            self.forced = self.costs.idle("drafted")
+            self.worth = 0.0 if self.forced else 1.0 / self.costs.table[0]
+            if not self.forced:
+                # No node below this can ever pay, so nothing is looked up for it.
+                self.floor = max(self.floor, self.costs.cheapest)
+
+    def pays(self, size: int, probability: float) -> bool:
+        """Whether a tree of `size` nodes should grow by one of that path probability."""
+        if size >= self.nodes or probability < self.floor:
+            return False
+        if self.costs is None or (self.forced and not size):
+            return True
+        return probability > self.expected * self.costs.slopes[size]
+
+    def added(self, size: int, probability: float) -> None:
+        """The tree has `size` nodes now; the last one has that path probability."""
+        self.expected += probability
+        if self.costs is None:
+            self.best = size
+            return
+        worth = self.expected / self.costs.table[size]
+        if worth > self.worth:
+            self.worth, self.best = worth, size
+
+
+TRIES = 12
+"""Steps with drafting that are weighed before it may rest."""
+SHORTEST, LONGEST = 16, 128
+"""Steps of a rest: the first, and the last after doubling again and again."""
+
+
+class Governor:
+    """Gives every step of a run its budget, and learns from what came of it."""
+
+    def __init__(self, drafting: Drafting, vocabulary: int, costs: CostCurve | None) -> None:
+        self.drafting, self.vocabulary = drafting, vocabulary
+        self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
+        self.saved = 0.0
+        """Seconds that drafting saved per step lately, what it took itself included."""
+        self.tries = 0
+        self.rest = 0
+        self.pause = SHORTEST
+
+    def budget(self, depth: int) -> Budget:
+        """The budget of the next step, whose tree may be `depth` levels deep."""
+        return Budget(self.drafting, 0 if self.rest else depth, self.vocabulary, self.costs)
+
+    def observe(
+        self, nodes: int, emitted: int, verify: float, draft: float, learn: float, other: float
+    ) -> None:
+        """A step is over: nodes drafted, tokens emitted, and the seconds of its parts."""
+        if self.costs is None:
+            return
+        self.costs.observe(nodes, verify, draft, learn + other)
+        if self.rest:
+            self.rest -= 1
+            return
+        plain = self.costs.seconds(0)
+        saved = emitted * plain - self.costs.seconds(nodes) - draft - learn
+        self.tries += 1
+        # One hiccup of the machine must not decide.
+        saved = max(saved, -plain)
+        self.saved += (saved - self.saved) / min(self.tries, TRIES)
+        if self.tries < TRIES:
+            return
+        if self.saved > 0:
+            self.pause = SHORTEST
+        else:
+            self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST)
+            self.tries, self.saved = 0, 0.0

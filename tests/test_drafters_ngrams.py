@@ -1,0 +1,140 @@
+"""Counts of what followed a key: as the slow and obvious way finds them, and shared with care."""
+
+import random
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.drafters.ngrams import NgramCounts
+from engine.types import DIVERSITIES, STRENGTHS, TOTALS, WIDEST, Followers, strength
+
+TEXTS = st.lists(st.integers(0, 3), max_size=60)
+Key = tuple[int, ...]
+
+
+def brute_force(text: list[int], longest: int) -> dict[Key, Counter[int]]:
+    """What followed each key of up to `longest` tokens in the text."""
+    behind: dict[Key, Counter[int]] = defaultdict(Counter)
+    for at in range(len(text)):
+        for size in range(1, min(longest, at) + 1):
+            behind[tuple(text[at - size : at])][text[at]] += 1
+    return behind
+
+
+def counted(text: list[int], longest: int) -> NgramCounts:
+    counts = NgramCounts(longest)
+    for at in range(len(text)):
+        counts.add(tuple(text[max(0, at - longest) : at]), text[at])
+    return counts
+
+
+def values(followers: Followers) -> tuple[float, float, dict[int, float], int]:
+    return followers.total, followers.distinct, followers.counts, followers.strength
+
+
+@settings(deadline=None, derandomize=True)
+@given(TEXTS, st.integers(1, 8))
+def test_counts_are_those_of_a_scan(text: list[int], longest: int) -> None:
+    counts, wanted = counted(text, longest), brute_force(text, longest)
+    assert set(counts.table) == set(wanted)
+    for key, found in wanted.items():
+        total, distinct = found.total(), len(found)
+        assert values(counts.table[key]) == (total, distinct, found, strength(total, distinct))
+        assert key[1:] in wanted or len(key) == 1, "with a key, all its suffixes are known"
+
+
+@settings(deadline=None, derandomize=True)
+@given(TEXTS, TEXTS, st.integers(1, 8))
+def test_matches_are_the_known_suffixes_from_short_to_long(
+    text: list[int], asked: list[int], longest: int
+) -> None:
+    counts = counted(text, longest)
+    for suffix in (tuple(asked), tuple(text), tuple(text[-3:]), ()):
+        wanted = []
+        for size in range(1, min(longest, len(suffix)) + 1):
+            if suffix[-size:] in counts.table:
+                wanted.append(counts.table[suffix[-size:]])
+        assert [id(f) for f in counts.matches(suffix)] == [id(f) for f in wanted]
+
+
+def test_a_key_longer_than_the_longest_counts_for_its_end() -> None:
+    counts = NgramCounts(2)
+    counts.add((1, 2, 3), 4)
+    assert set(counts.table) == {(2, 3), (3,)}
+    counts.add((), 5)
+    assert len(counts.table) == 2, "nothing came before it"
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_several_occurrences_at_once(count: int) -> None:
+    counts = NgramCounts(3)
+    counts.add((1, 2), 4, count)
+    counts.add((1, 2), 5, 3)
+    counts.add((1, 2), 4)
+    for key in ((2,), (1, 2)):
+        assert values(counts.table[key])[:3] == (count + 4, 2, {4: count + 1, 5: 3})
+
+
+def test_what_was_seen_once_is_shared_and_never_changed() -> None:
+    draw = random.Random(1)
+    text = [draw.randrange(5) for _ in range(400)]
+    counted(text, 6)
+    other = counted(text[:50], 3)
+    for token in range(5):
+        once = Followers.once(token)
+        assert once is Followers.once(token)
+        assert values(once) == (1, 1, {token: 1}, strength(1, 1))
+        for second in (token, token + 1):
+            grown = once.plus(second)
+            assert grown is not once and grown.total == 2
+            assert grown.plus(second) is grown, "from then on in place"
+        assert values(once) == (1, 1, {token: 1}, strength(1, 1))
+    assert {f.total for f in other.table.values()} > {1}
+
+
+def test_ranked_follows_every_change() -> None:
+    followers = Followers.once(7).plus(8).plus(8)
+    assert followers.ranked() == [(8, 2), (7, 1)]
+    for _ in range(3):
+        followers.plus(7)
+    assert followers.ranked() == [(7, 4), (8, 2)]
+    assert followers.ranked() is followers.ranked(), "sorted once"
+
+
+def test_the_frequent_next_tokens_are_kept_and_all_are_counted() -> None:
+    followers, said = Followers.once(0), 1
+    for _ in range(9):
+        followers, said = followers.plus(0).plus(1), said + 2
+    for token in range(2, 200):
+        followers, said = followers.plus(token), said + 1
+        assert len(followers.counts) <= WIDEST
+    assert followers.total == said and followers.distinct == 200
+    assert followers.counts[0] == 10 and followers.counts[1] == 9 and 199 in followers.counts
+    assert followers.ranked()[:2] == [(0, 10), (1, 9)]
+    assert sum(followers.counts.values()) <= followers.total
+    assert followers.strength == strength(said, 200)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=300))
+def test_however_wide_it_grows_the_figures_stay_possible(tokens: list[int]) -> None:
+    followers = Followers.once(tokens[0])
+    for token in tokens[1:]:
+        followers = followers.plus(token)
+    assert followers.total == len(tokens)
+    assert len(set(tokens)) <= followers.distinct <= len(tokens)
+    assert all(0 < count <= tokens.count(token) for token, count in followers.counts.items())
+    assert 0 <= followers.strength < STRENGTHS
+
+
+def test_strengths_tell_much_from_little_and_agreeing_from_not() -> None:
+    every = {
+        strength(total, distinct) for total in range(1, 400) for distinct in range(1, total + 1)
+    }
+    assert every <= set(range(STRENGTHS))
+    totals = [strength(total, total) for total in (*TOTALS, 1000)]
+    assert totals == sorted(set(totals)), "more occurrences, another strength"
+    agreeing = [strength(1000, 1000 * share) for share in (*DIVERSITIES, 1.0)]
+    assert agreeing == sorted(set(agreeing)) and agreeing[-1] == STRENGTHS - 1

@@ -1,0 +1,134 @@
+"""The tabs without a browser: what they are made of, and who is shown what."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import gradio as gr
+import pytest
+
+from app import ui
+from app.preferences import Preferences
+from app.session import Session
+from app.tabs import compare, diagnostics, settings
+from engine.backends.toy import ToyBackend
+from engine.costs import CostCurve
+from engine.errors import SettingError
+from engine.methods import METHODS
+from engine.settings import BUDGETS, Drafting, Generation, Sampling
+from storage.database import Database
+from storage.traces import Run
+
+T = TypeVar("T")
+
+
+def made(build: Callable[[], T]) -> T:
+    """What `build` makes of Gradio's blocks, which leave an event loop open unless one runs."""
+
+    async def run() -> T:
+        return build()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def session(db: Database, toy: ToyBackend) -> Session:
+    return Session(toy, db)
+
+
+def labels(blocks: gr.Blocks) -> set[str]:
+    """The words on all buttons and tabs."""
+    return {
+        str(getattr(block, "value", None) or getattr(block, "label", ""))
+        for block in blocks.blocks.values()
+        if isinstance(block, gr.Button | gr.Tab)
+    }
+
+
+def test_guests_get_no_databases_and_cannot_measure(db: Database, toy: ToyBackend) -> None:
+    mine, theirs = (
+        labels(made(lambda guests=guests: ui.build(Session(toy, db, guests=guests))))
+        for guests in (False, True)
+    )
+    assert {"Measure again", "Databases"} <= mine
+    assert not {"Measure again", "Databases"} & theirs and "Diagnostics" in theirs
+
+
+def test_a_model_that_decodes_plainly_has_nothing_to_measure(db: Database) -> None:
+    toy = ToyBackend()
+    toy.info = replace(toy.info, can_tree=False)
+    assert "Measure again" not in labels(made(lambda: ui.build(Session(toy, db))))
+
+
+@pytest.fixture
+def controls(session: Session) -> settings.Controls:
+    def build() -> settings.Controls:
+        with gr.Blocks():
+            return settings.build(session)
+
+    return made(build)
+
+
+def test_settings_show_what_they_read(controls: settings.Controls) -> None:
+    drafting = Drafting(("model", "context"), "hierarchical", 12, 0.25, "fixed", True)
+    generation = Generation(Sampling(0.5, 3, 0.9, 0.1, 7), 99, ("END", "stop"))
+    chosen = Preferences(generation, "context", drafting, fresh_seed=False)
+    assert controls.read(controls.show("Be kind.", chosen)) == ("Be kind.", chosen)
+
+
+def test_settings_start_from_the_defaults_of_the_engine(controls: settings.Controls) -> None:
+    values = [getattr(part, "value", None) for part in controls.inputs]
+    _, preferences = controls.read(values)
+    assert preferences.method == "hd" and preferences.chosen() == METHODS["hd"]
+    assert preferences.drafting.budget == BUDGETS[0] == "adaptive"
+
+
+def test_unusable_settings_are_refused(controls: settings.Controls) -> None:
+    values = controls.show("", Preferences())
+    values[1 + list(controls.parts).index("budget")] = "boundless"
+    with pytest.raises(SettingError, match="boundless"):
+        controls.read(values)
+
+
+def test_comparisons_start_with_hierarchy_drafting_and_its_measured_budget(
+    session: Session, controls: settings.Controls
+) -> None:
+    def build() -> compare.Parts:
+        with gr.Blocks():
+            return compare.build(session)
+
+    parts = made(build)
+    values = [getattr(part, "value", None) for part in controls.inputs]
+    chosen = controls.read(values)[1].with_method(parts.method.value)
+    assert chosen.chosen() == METHODS["hd"] and chosen.drafting.budget == "adaptive"
+
+
+def test_the_cost_line_says_what_was_measured_and_when(session: Session) -> None:
+    assert "not measured" in diagnostics.measured(session)
+    session.costs.curve, session.costs.measured = CostCurve({0: 0.1, 3: 0.2}), time.time()
+    session.backend.info = replace(session.backend.info, device="<b>cuda</b>", threads=4)
+    words = diagnostics.measured(session)
+    assert "float32" in words and "4 threads" in words and "corrected by every answer" in words
+    assert "<b>" not in words and "&lt;b&gt;cuda" in words
+    assert "…" in diagnostics.measured(session, busy=True)
+
+
+def test_a_run_of_another_model_is_not_drawn_on_this_ones_curve(session: Session) -> None:
+    session.costs.curve = CostCurve({0: 0.1, 3: 0.2})
+    run = Run("1", None, "toy", "toy", "hd", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0, None, "chat")
+    for shown, points in ((None, 2), (run, 2), (replace(run, fingerprint="other"), 0)):
+        assert len(diagnostics.cost_figure(session, shown, []).data[2].x or ()) == points
+
+
+def test_every_chart_of_diagnostics_has_its_place(session: Session) -> None:
+    def build() -> diagnostics.Parts:
+        with gr.Blocks(), gr.Tab("Diagnostics") as tab:
+            return diagnostics.build(tab, session)
+
+    parts = made(build)
+    figures = diagnostics.drawn(session, [], None, [])
+    assert len(parts.plots) == len(figures)
+    title = figures[diagnostics.COSTS].layout.title.text
+    assert title == diagnostics.cost_figure(session, None, []).layout.title.text
