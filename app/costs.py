@@ -84,6 +84,4 @@ class Costs:
         curve = self.of(method)
         if curve is None:
             return None
-        copy = CostCurve(curve.points, curve.node, curve.other)
-        copy.seen = list(curve.seen)
-        return copy
+        return CostCurve(curve.points, curve.node, curve.other)

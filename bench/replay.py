@@ -163,7 +163,7 @@ def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recor
             Recording(
                 record["prompt"],
                 record.get("split", "train"),
-                [*vocabulary.bos, *vocabulary.encode(template.format(record["prompt"]))],
+                [*vocabulary.bos, *vocabulary.encode(template.replace("{}", record["prompt"]))],
                 [*vocabulary.encode(record["output"]), vocabulary.eos],
             )
             for record in tqdm(records, desc=path.name, leave=False)
@@ -290,6 +290,8 @@ def suffix_drafters(train: Sequence[Recording]) -> Callable[[Drafting], list[Dra
 
 def run(options: argparse.Namespace) -> None:
     """Replay and print."""
+    if options.limit < 0 or min(options.nodes, default=0) < 0:
+        raise SettingError("Give no negative limit and no negative number of nodes.")
     gguf = options.vocabulary.suffix == ".gguf"
     make: Callable[[Path], Vocabulary] = GgufVocabulary if gguf else FolderVocabulary
     vocabulary = make(options.vocabulary)

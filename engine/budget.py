@@ -52,7 +52,7 @@ class Budget:
             self.worth = 0.0 if self.forced else 1.0 / self.costs.table[0]
             if not self.forced:
                 # No node below this can ever pay, so nothing is looked up for it.
-                self.floor = max(self.floor, self.costs.cheapest)
+                self.floor = max(self.floor, self.costs.entry)
 
     def pays(self, size: int, probability: float) -> bool:
         """Whether a tree of `size` nodes should grow by one of that path probability."""
@@ -68,6 +68,8 @@ class Budget:
         if self.costs is None:
             self.best = size
             return
+        # The larger E, the likelier a node must be to pay; no slope is below the cheapest.
+        self.floor = max(self.floor, self.expected * self.costs.cheapest)
         worth = self.expected / self.costs.table[size]
         if worth > self.worth:
             self.worth, self.best = worth, size

@@ -28,10 +28,10 @@ from engine.types import (
 )
 
 PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
-    CONTEXT: ((2.7, 0.0), (3.0, 0.0), (4.2, 0.0), (4.7, 0.1), (4.7, 0.1), (4.4, 0.3), (1.8, 0.1)),
+    CONTEXT: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (1.4, 0.0), (1.2, 0.2), (0.5, 0.2)),
     HARVEST: ((1.0, 0.5), (1.0, 0.5)),
-    MODEL: ((27.0, 11.0), (38.0, 8.0), (24.0, 12.0), (46.0, 7.0)),
-    STATISTICS: ((2.6, 6.9), (7.1, 0.2), (10.5, 0.7)),
+    MODEL: ((26.0, 9.0), (38.0, 8.0), (23.0, 14.0), (10.0, 0.8)),
+    STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }
 """Per match length (longer ones share the last entry): a key with n occurrences and d distinct next
 tokens is trusted n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to

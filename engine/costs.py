@@ -2,7 +2,7 @@
 
 Measured once per (model, backend, device, dtype, threads), stored, and corrected by every step
 that is decoded. All that drafting decides from it are ratios, so a machine that is busy with
-something else slows every size alike and changes nothing.
+something else slows every size alike and changes little.
 """
 
 from bisect import bisect_left
@@ -22,12 +22,11 @@ CACHED = 256
 """Tokens in the cache while measuring."""
 SECONDS = 2.0
 GAIN = 0.05
-"""How far an observation moves the estimate of its own size, once there were many."""
-COMMON = 0.02
-"""How far it moves the others: what slows one size down has most likely slowed down all."""
+"""How far an observation moves the estimates of all sizes: what slows one down has most likely
+slowed down all."""
+OWN = 0.02
+"""How much further it moves that of its own size."""
 FEWEST = 2
-MEASURED = 4
-"""The observations that a stored or measured time is worth."""
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)
 """Where a forward takes longer than SLOW seconds, so few sizes are timed, once."""
@@ -55,7 +54,6 @@ class CostCurve:
         self.sizes = sorted(points)
         self.values = [points[size] for size in self.sizes]
         self.node, self.other = node, other
-        self.seen = [MEASURED] * len(self.sizes)
         self.steps = {"plain": 0, "drafted": 0}
         self.fresh = 0
         self.table: list[float] = []
@@ -63,6 +61,8 @@ class CostCurve:
         self.slopes: list[float] = []
         """The least relative cost of a further node: see `refresh`."""
         self.cheapest = 0.0
+        self.entry = 0.0
+        """The least path probability that can ever pay."""
         self.refresh()
 
     @property
@@ -98,17 +98,21 @@ class CostCurve:
                     rise = (there - here) / (size - nodes)
             self.slopes.append(max(0.0, rise) / here)
         self.cheapest = min(self.slopes)
+        # The node that makes n of n + 1 is the least likely of them, so E is 1 + n p at least.
+        self.entry = min(
+            slope / (1 - nodes * slope)
+            for nodes, slope in enumerate(self.slopes)
+            if nodes * slope < 1
+        )
         self.slopes.append(inf)
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""
         at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         ratio = min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
-        self.seen[at] += 1
-        own, common = max(GAIN, 1 / (2 + self.seen[at])), ratio**COMMON
-        learned = self.values[at] * (1 + own * (ratio - 1))
+        common = ratio**GAIN
         self.values = [value * common for value in self.values]
-        self.values[at] = learned
+        self.values[at] *= ratio**OWN
         # The first look-up is paid whether or not anything is drafted.
         self.node += GAIN * (draft / (nodes + 1) - self.node)
         self.other += GAIN * (draft / (nodes + 1) + other - self.other)
@@ -154,7 +158,9 @@ def measure_costs(
                 forward_seconds(backend, prompt, size)
             found.append(forward_seconds(backend, prompt, size))
             rounds, spent = (1, 0.0) if slow else (FEWEST, perf_counter() - start)
-            progress(min(1.0, max((round_ + number / len(times)) / rounds, spent / seconds)))
+            progress(
+                min(1.0, max((round_ + number / len(times)) / rounds, spent / max(seconds, 1e-9)))
+            )
         if slow or (round_ + 1 >= FEWEST and perf_counter() - start >= seconds):
             break
     return CostCurve({size: median(found) for size, found in times.items()})

@@ -26,7 +26,7 @@ class HarvestTier:
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         """The successors of the last token, then of the last two."""
         found = []
-        for size in range(1, KEY + 1):
+        for size in range(1, min(KEY, len(suffix)) + 1):
             followers = self.table.get(suffix[-size:])
             if followers is None:
                 break

@@ -44,6 +44,8 @@ class Hierarchy:
         self.tree = Tree(0)
         self.bets: list[Bet] = []
         self.first, self.grown = 1, False
+        self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
+        """What was found in this step: drafting asks first, learning asks again."""
         self.groups: list[Sequence[Tier]] = [tiers]
         if policy == "hierarchical":
             # What was harvested belongs to the context tier, though it has its own trust.
@@ -127,6 +129,9 @@ class Hierarchy:
 
     def chain(self, tiers: Sequence[Tier], suffix: tuple[int, ...]) -> list[Evidence]:
         """All evidence on what follows `suffix`, in the order in which it is listened to."""
+        known = self.chains.get((id(tiers), suffix))
+        if known is not None:
+            return known
         found = []
         for tier in tiers:
             clock = perf_counter()
@@ -135,12 +140,15 @@ class Hierarchy:
             if matches:
                 found.append((len(matches), self.calibration.trusts[tier.name], matches))
         longest = max((length for length, _, _ in found), default=0)
-        return [
+        chain = self.chains[id(tiers), suffix] = [
             (trusts[at], matches[at])
             for at in range(longest - 1, -1, -1)
             for length, trusts, matches in found
             if at < length
+            # A shorter match at the same places says nothing that the longer one did not.
+            and (at + 1 == length or matches[at].total > matches[at + 1].total)
         ]
+        return chain
 
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Learn which evidence the decided tokens bore out, then let the tiers learn them."""
@@ -153,6 +161,7 @@ class Hierarchy:
                 suffix = tuple(tokens[max(0, at - LONGEST) : at])
                 for group in self.groups:
                     self.calibration.learn(self.chain(group, suffix), tokens[at])
+        self.chains.clear()  # what the tiers learn now changes their answers
         for tier in self.tiers:
             tier.observe(tokens, new, likely)
 

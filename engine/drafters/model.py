@@ -37,6 +37,8 @@ class ModelTier:
 
     def add(self, gram: tuple[int, ...], documents: int = 1) -> None:
         """Count an n-gram that was seen in so many answers."""
+        if len(gram) < 2:
+            return
         *_, token = gram
         known = self.counts.table.get(gram[:-1])
         self.size += known is None or token not in known.counts
