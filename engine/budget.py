@@ -77,6 +77,8 @@ class Budget:
 
 TRIES = 12
 """Steps with drafting that are weighed before it may rest."""
+MARGIN = 0.03
+"""The part of a plain step that drafting must save on average: less is within its uncertainty."""
 SHORTEST, LONGEST = 16, 128
 """Steps of a rest: the first, and the last after doubling again and again."""
 
@@ -115,7 +117,7 @@ class Governor:
         self.saved += (saved - self.saved) / min(self.tries, TRIES)
         if self.tries < TRIES:
             return
-        if self.saved > 0:
+        if self.saved > MARGIN * plain:
             self.pause = SHORTEST
         else:
             self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST)

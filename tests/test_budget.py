@@ -154,7 +154,10 @@ def test_the_floor_is_no_higher_than_what_could_pay() -> None:
     """What is too unlikely to be looked up at all must not be what would have paid."""
     costs = CostCurve({0: 1.0, 127: 1.0}, node=0.1)
     budget = adaptive(costs, threshold=0.001)
-    assert 0.001 < budget.floor <= min(costs.slopes), "growing on from any size is considered"
+    assert budget.floor > 0.001
+    likely = budget.floor * 0.999
+    worth = [(1 + n * likely) / t for n, t in enumerate(costs.table)]
+    assert max(worth) == worth[0], "no tree of such nodes beats a plain step"
     assert adaptive(costs, threshold=0.5).floor == 0.5
     costs.steps["drafted"] = IDLE
     assert adaptive(costs, threshold=0.001).floor == 0.001, "a draft that is due need not pay"

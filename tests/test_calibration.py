@@ -65,7 +65,7 @@ def test_trust_becomes_the_share_that_was_right(tier: str, share: float) -> None
 
 def test_a_longer_match_is_asked_first_and_the_shorter_one_about_the_rest() -> None:
     """The long one is right 60 times in a hundred, the short one 30 times of the other 40."""
-    calibration, long, short = Calibration(), sure(7), sure(8)
+    calibration, long, short = Calibration(), sure(7), sure(8, 60)
     hierarchy = Hierarchy([Said(CONTEXT, short, long)], calibration)
     teach(hierarchy, drawn({7: 0.6, 8: 0.3, 9: 0.1}, 1900))
     assert trust(calibration, CONTEXT, 2, long) == pytest.approx(0.6, abs=0.04)
