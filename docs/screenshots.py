@@ -79,7 +79,7 @@ def tour(page: Page, address: str) -> None:
     for name in ("Diagnostics", "Databases"):
         page.get_by_role("tab", name=name).click()
         page.wait_for_timeout(3000)
-        page.screenshot(path=IMAGES / f"{name.lower()}-light.png")
+        page.screenshot(path=IMAGES / f"{name.lower()}-light.png", full_page=True)
 
 
 if __name__ == "__main__":
