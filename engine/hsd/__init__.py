@@ -1,0 +1,1 @@
+"""Draft-model stacks: hierarchical speculative decoding (arXiv 2510.19705)."""

@@ -1,0 +1,203 @@
+"""What is known of a family of models before they are stacked: a value, measured or made up.
+
+Models are in their order of size, the target last. A pair (below, above) of their indices says how
+well the lower one drafts for the upper one: `acceptance` is 1 - E[TV], the probability that a
+single draft is accepted by rejection sampling; `survival[k - 1]` is the probability that the first
+k drafted tokens are all accepted, per verification rule, as contexts differ and the mean of single
+acceptances predicts runs of them poorly.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import isfinite
+from typing import Any, Literal, Self
+
+Rule = Literal["match", "rejection"]
+"""How drafts are verified (engine/verify.py)."""
+RULES: tuple[Rule, ...] = ("match", "rejection")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Decoding of one model with the databases drafting for it.
+
+    A round emits k tokens with probability `law[k - 1]` and takes `seconds` on average.
+    """
+
+    law: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """One model's costs. `costs` maps numbers of drafted tokens, from 0, to the seconds in which it
+    verifies them: the forward, the choice of one token, roll-back. `choice` is the seconds of every
+    further choice. `databases` is None where they were not measured."""
+
+    name: str
+    fingerprint: str
+    parameters: int
+    memory_bytes: int
+    costs: Mapping[int, float]
+    choice: float = 0.0
+    databases: Rounds | None = None
+
+    def seconds(self, drafted: int) -> float:
+        """c(n): the seconds of a round over `drafted` tokens, before further choices.
+
+        Between two measured sizes the larger one counts; beyond the last the curve rises on.
+        """
+        sizes = sorted(self.costs)
+        at = bisect_left(sizes, drafted)
+        if at < len(sizes):
+            return self.costs[sizes[at]]
+        if len(sizes) == 1:
+            return self.costs[sizes[0]]
+        last, before = sizes[-1], sizes[-2]
+        rise = max(0.0, (self.costs[last] - self.costs[before]) / (last - before))
+        return self.costs[last] + rise * (drafted - last)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """How well one model drafts for another."""
+
+    acceptance: float
+    survival: Mapping[Rule, tuple[float, ...]]
+
+    def survives(self, rule: Rule, depth: int) -> float:
+        """The probability that the first `depth` drafted tokens are accepted.
+
+        Beyond what was measured it falls as it did at the end.
+        """
+        known = self.survival[rule]
+        if depth <= 0:
+            return 1.0
+        if depth <= len(known):
+            return known[depth - 1]
+        if not known or not known[-1]:
+            return 0.0
+        half = len(known) // 2
+        ratio = (known[-1] / known[half - 1]) ** (1 / (len(known) - half)) if half else known[-1]
+        return float(known[-1] * min(ratio, 1.0) ** (depth - len(known)))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A family of models, the target last. `pairs` holds every (below, above) with below < above.
+
+    `sampling` is the sampler that acceptance was measured with (temperature, top_k, top_p, min_p),
+    `positions` the number of positions that the target's row of the acceptance matrix rests on.
+    """
+
+    models: tuple[ModelProfile, ...]
+    pairs: Mapping[tuple[int, int], Pair]
+    sampling: Mapping[str, float]
+    positions: int = 0
+    measured: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = [model.name for model in self.models]
+        wanted = {(i, j) for j in range(len(names)) for i in range(j)}
+        if len(names) < 1 or len(set(names)) < len(names) or set(self.pairs) != wanted:
+            raise ValueError("a profile needs models of different names and all of their pairs")
+        for model in self.models:
+            check_costs(model)
+        for pair in self.pairs.values():
+            check_pair(pair)
+
+    @property
+    def target(self) -> ModelProfile:
+        """The model whose text is wanted."""
+        return self.models[-1]
+
+    def index(self, name: str) -> int:
+        """Where the model of that name stands. Raises KeyError for a model that is missing."""
+        for index, model in enumerate(self.models):
+            if model.name == name:
+                return index
+        raise KeyError(name)
+
+    def mapping(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "models": [
+                asdict(model) | {"costs": {str(n): s for n, s in model.costs.items()}}
+                for model in self.models
+            ],
+            "pairs": [
+                {"below": i, "above": j, "acceptance": p.acceptance, "survival": dict(p.survival)}
+                for (i, j), p in self.pairs.items()
+            ],
+            "sampling": dict(self.sampling),
+            "positions": self.positions,
+            "measured": self.measured,
+        }
+
+    @classmethod
+    def from_mapping(cls, values: Any) -> Self:
+        """From JSON values; raises ValueError for what cannot be a profile."""
+        try:
+            return cls(
+                tuple(model_from(item) for item in values["models"]),
+                {
+                    (int(item["below"]), int(item["above"])): pair_from(item)
+                    for item in values["pairs"]
+                },
+                {str(name): float(value) for name, value in values["sampling"].items()},
+                int(values["positions"]),
+                float(values["measured"]),
+            )
+        except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a profile: {error!r}") from error
+
+
+def model_from(values: Mapping[str, Any]) -> ModelProfile:
+    """One model of a stored profile."""
+    rounds = values["databases"]
+    return ModelProfile(
+        str(values["name"]),
+        str(values["fingerprint"]),
+        int(values["parameters"]),
+        int(values["memory_bytes"]),
+        {int(n): float(seconds) for n, seconds in values["costs"].items()},
+        float(values["choice"]),
+        rounds and Rounds(tuple(map(float, rounds["law"])), float(rounds["seconds"])),
+    )
+
+
+def pair_from(values: Mapping[str, Any]) -> Pair:
+    """One pair of a stored profile."""
+    found = values["survival"]
+    survival: dict[Rule, tuple[float, ...]] = {r: tuple(map(float, found[r])) for r in RULES}
+    return Pair(float(values["acceptance"]), survival)
+
+
+def check_costs(model: ModelProfile) -> None:
+    """Raise ValueError unless times are positive and finite, and laws are laws."""
+    times: list[float] = [*model.costs.values()]
+    if model.databases is not None:
+        times.append(model.databases.seconds)
+        check_law(model.databases.law)
+    if 0 not in model.costs or min(model.costs) < 0 or not model.choice >= 0:
+        raise ValueError(f"the costs of {model.name!r} do not begin at 0 drafted tokens")
+    if not all(isfinite(seconds) and seconds > 0 for seconds in times):
+        raise ValueError(f"a time of {model.name!r} is not positive: {times}")
+
+
+def check_law(law: Sequence[float]) -> None:
+    """Raise ValueError unless these are the probabilities of 1, 2, ... tokens."""
+    if not law or min(law) < 0 or not abs(sum(law) - 1) < 1e-6:
+        raise ValueError(f"not a law of the tokens per round: {law}")
+
+
+def check_pair(pair: Pair) -> None:
+    """Raise ValueError unless probabilities are probabilities and survival never rises."""
+    if set(pair.survival) != set(RULES) or not 0 <= pair.acceptance <= 1 + 1e-9:
+        raise ValueError(f"not an acceptance: {pair}")
+    for survival in pair.survival.values():
+        falls = all(left >= right - 1e-9 for left, right in pairwise((1.0, *survival)))
+        if not falls or not all(0 <= share <= 1 + 1e-9 for share in survival):
+            raise ValueError(f"not a survival: {survival}")
