@@ -14,6 +14,7 @@ from engine.drafters.base import Drafter, Likely
 from engine.methods import Databases
 from engine.settings import Generation
 from engine.tree import Tree
+from engine.types import Work
 
 
 class Guarded:
@@ -24,7 +25,7 @@ class Guarded:
         self.name = drafter.name
         self.silent = False
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Let the drafter grow the tree; what a faulty one added is taken back."""
         if self.silent:
             return {}

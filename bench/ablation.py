@@ -5,29 +5,27 @@ the adaptive budget against fixed ones; the successor harvest. All in one run, i
 """
 
 import argparse
-import json
 from contextlib import ExitStack
 from itertools import combinations, permutations
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.peers import Peer, measure
-from bench.speed import (
-    EMBEDDED,
-    PROMPTS,
+from bench.options import (
+    add_method_arguments,
+    add_model_arguments,
+    add_sampling_arguments,
+    check_counts,
     conditions,
-    open_databases,
-    prepared,
-    read_prompts,
-    summary,
+    generation_of,
+    load_model,
+    print_record,
 )
-from engine.backends.load import load_transformers
+from bench.peers import Peer, measure
+from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.speed import open_databases, summary
 from engine.costs import measure_costs
 from engine.errors import SettingError
 from engine.methods import METHODS, Method
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Drafting
 from engine.types import TIERS
 
 FIXED = (7, 15, 31)
@@ -36,21 +34,11 @@ GROUPS = ("tiers", "order", "policy", "budget", "harvest")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench ablation`."""
-    add = parser.add_argument
-    add("--model", default="embedded", help="'embedded', a folder or a hub id")
-    add("--groups", default=",".join(GROUPS), help="which comparisons to make")
-    add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns', or 'random' tokens")
-    add("--skip", type=int, default=0, help="leave out the first N of every category")
-    add("--limit", type=int, default=0, help="prompts in all, 0 for every one")
-    add("--max-new-tokens", type=int, default=128)
-    add("--temperature", type=float, default=0.0)
-    add("--min-p", type=float, default=0.0)
-    add("--seed", type=int, default=0)
-    add("--repeats", type=int, default=1)
-    add("--statistics", type=Path, help="a statistics file (default: the shipped)")
-    add("--dtype", default="auto")
-    add("--device", default="auto")
-    add("--threads", type=int, default=0, help="threads of torch, 0 leaves them as they are")
+    add_model_arguments(parser)
+    add_prompt_arguments(parser)
+    add_sampling_arguments(parser)
+    add_method_arguments(parser)
+    parser.add_argument("--groups", default=",".join(GROUPS), help="which comparisons to make")
 
 
 def variants(groups: list[str]) -> dict[str, Drafting]:
@@ -87,17 +75,10 @@ def run(options: argparse.Namespace) -> None:
     for name in groups:
         if name not in GROUPS:
             raise SettingError(f"There is no group {name!r}. Choose from: {', '.join(GROUPS)}.")
-    if options.repeats < 1 or min(options.limit, options.skip, options.threads) < 0:
-        raise SettingError("Give at least one repeat, and no negative limit, skip or threads.")
-    questions = []
-    if options.prompts != "random":
-        questions = read_prompts(Path(options.prompts), options.limit, options.skip)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    source = str(EMBEDDED) if options.model == "embedded" else options.model
-    backend = load_transformers(source, options.device, options.dtype)
-    sampling = Sampling(temperature=options.temperature, min_p=options.min_p, seed=options.seed)
-    generation = Generation(sampling, max_tokens=options.max_new_tokens)
+    check_counts(options)
+    generation = generation_of(options)
+    questions = questions_of(options)
+    backend = load_model(options.model, options)
     methods: dict[str, Method | Peer] = {"plain": METHODS["plain"]}
     for title, drafting in variants(groups).items():
         methods[title] = Method("hd", title, drafting)
@@ -112,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
         "methods": {name: summary(name, results, options.temperature) for name in methods},
     }
     show(record)
-    print(f"\n{json.dumps(record)}")
+    print_record(record)
 
 
 def show(record: dict[str, Any]) -> None:

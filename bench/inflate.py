@@ -17,13 +17,12 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, fields
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from safetensors import SafetensorError
@@ -31,47 +30,12 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from bench.speed import EMBEDDED, PROMPTS, cut_prompt, read_prompts
-from engine.backends.load import DTYPES, TOLERANCE, load_transformers
-from engine.backends.transformers import TransformersBackend
-from engine.chat import Chat
-from engine.decode import never
+from bench.equivalence import verify
+from bench.options import EMBEDDED
+from bench.shape import SHAPES, Shape, check_fits
+from engine.backends.load import DTYPES, load_transformers
 from engine.errors import ModelError, SettingError
-from engine.settings import Sampling
-from engine.tree import Tree
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The size of a Llama-like model; the head size and the vocabulary are the original's."""
-
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    layers: int
-
-    @classmethod
-    def of(cls, config: Any) -> "Shape":
-        """The shape a model's config declares."""
-        return cls(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.num_hidden_layers,
-        )
-
-
-SHAPES = {
-    "0.1b": Shape(1024, 1664, 16, 4, 12),
-    "0.25b": Shape(1024, 4096, 16, 4, 16),
-    "0.5b": Shape(1024, 5888, 16, 4, 24),
-    "1b": Shape(1024, 11776, 32, 8, 24),
-    "3b": Shape(4096, 6912, 32, 8, 28),
-    "7b": Shape(4096, 11008, 64, 64, 32),
-}
-"""For a hidden size of 256 and heads of 64. The last is Llama 2 7B but for its vocabulary."""
 AXES = {
     "embed_tokens": ("vocabulary", "hidden"),
     "q_proj": ("heads", "hidden"),
@@ -97,50 +61,6 @@ SPREAD = 0.02
 """The standard deviation of idle weights."""
 SHARD = 2_000_000_000
 """Bytes per weight file, which is also what is held in memory beside the original."""
-NEAR_TIE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
-"""How far below its best logit the original may see the token that the inflated model prefers.
-
-In bfloat16 the embedded model's logits differ by 0.1 when rows are computed together or alone.
-"""
-GREEDY = Sampling(temperature=0.0)
-
-
-def check_fits(config: Any, shape: Shape) -> None:
-    """Raise SettingError unless a model of this config can be written into that shape."""
-    kind = config.model_type
-    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        kind += " with biases"
-    if getattr(config, "quantization_config", None):
-        kind += ", quantized"
-    if kind != "llama":
-        raise SettingError(
-            f"A model of type {kind!r} cannot be inflated. Choose one of type 'llama' (RMSNorm, "
-            "gated MLP), neither with biases nor quantized."
-        )
-    old = Shape.of(config)
-    ratio = shape.hidden / old.hidden
-    if ratio < 1 or ratio != 4 ** round(np.log2(ratio) / 2):
-        raise SettingError(
-            f"A hidden size of {old.hidden} cannot become {shape.hidden}. The factor has to be a "
-            "power of four, or the norms would round differently."
-        )
-    if shape.hidden % shape.heads:
-        raise SettingError(
-            f"{shape.heads} heads do not divide a hidden size of {shape.hidden}, which the library "
-            "asks for. Give a divisor."
-        )
-    for name, size in asdict(old).items():
-        if getattr(shape, name) < size:
-            raise SettingError(
-                f"The model has {name} {size}, and {getattr(shape, name)} is less. Choose a "
-                "larger size."
-            )
-    wide, group = shape.heads // shape.kv_heads, old.heads // old.kv_heads
-    if shape.heads % shape.kv_heads or wide < group:
-        raise SettingError(
-            f"{shape.heads} heads on {shape.kv_heads} kv heads leave no place for the model's "
-            f"{group} heads per kv head. Give a multiple of the kv heads, at least {group} each."
-        )
 
 
 def inflated_config(config: Any, shape: Shape) -> Any:
@@ -283,96 +203,12 @@ def check_space(folder: Path, size: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """A position where the two models prefer different tokens.
-
-    `gap` is how far below its best logit the original sees the other's choice.
-    """
-
-    prompt: int
-    position: int
-    original: int
-    inflated: int
-    gap: float
-
-
-@dataclass(slots=True)
-class Comparison:
-    """Two models of one dtype on the same texts, greedily, token by token."""
-
-    dtype: torch.dtype
-    tokens: int = 0
-    logit_difference: float = 0.0
-    divergences: list[Divergence] = field(default_factory=list)
-
-    @property
-    def largest_gap(self) -> float:
-        """The clearest preference of the original that the other did not share."""
-        return max((divergence.gap for divergence in self.divergences), default=0.0)
-
-    @property
-    def holds(self) -> bool:
-        """Whether rounding explains every difference."""
-        return (
-            self.tokens > 0
-            and self.logit_difference <= TOLERANCE[self.dtype]
-            and self.largest_gap <= NEAR_TIE[self.dtype]
-        )
-
-    def figures(self) -> dict[str, Any]:
-        """What the JSON line says of it."""
-        first = asdict(self.divergences[0]) if self.divergences else None
-        return {
-            "verified": self.holds,
-            "tokens": self.tokens,
-            "identical": not self.divergences,
-            "divergences": len(self.divergences),
-            "first_divergence": first,
-            "largest_gap": self.largest_gap,
-            "max_logit_difference": self.logit_difference,
-        }
-
-
-def compare(
-    original: TransformersBackend,
-    inflated: TransformersBackend,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-) -> Comparison:
-    """Both models along the original's greedy answers, in lock step.
-
-    As long as no position differs, the inflated model's own answer is the same text; after one
-    that does, both go on with the original's token, so that every token counts.
-    """
-    result = Comparison(original.model.dtype)
-    for number, prompt in enumerate(tqdm(prompts, desc="Verifying", leave=False)):
-        tokens = list(prompt)
-        for backend in (original, inflated):
-            backend.reset()
-            backend.prefill(tokens, never)
-        for position in range(max_tokens):
-            rows = []
-            for backend in (original, inflated):
-                rows.append(backend.score(Tree(tokens[-1]), GREEDY).row(0).copy())
-                backend.accept([])
-            best, other = (int(row.argmax()) for row in rows)
-            # Not Python's max, which forgets a NaN.
-            difference = np.maximum(result.logit_difference, np.abs(rows[0] - rows[1]).max())
-            result.logit_difference = float(difference)
-            result.tokens += 1
-            if other != best:
-                gap = float(rows[0][best] - rows[0][other])
-                result.divergences.append(Divergence(number, position, best, other, gap))
-            if best in original.info.eos_ids:
-                break
-            tokens.append(best)
-    return result
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench inflate`."""
-    parser.add_argument("--size", required=True, help=", ".join(SHAPES))
+    numbers = ",".join(item.name.upper() for item in fields(Shape))
+    shapes = parser.add_mutually_exclusive_group(required=True)
+    shapes.add_argument("--size", help=f"{', '.join(SHAPES)} (for the embedded model)")
+    shapes.add_argument("--shape", metavar=numbers, help="for a model of any size")
     parser.add_argument("--output", type=Path, required=True, help="a new or empty folder")
     parser.add_argument("--model", default="embedded", help="'embedded' or a folder")
     parser.add_argument("--dtype", default="bfloat16", help=", ".join(DTYPES))
@@ -388,10 +224,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens compared of each")
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Raise SettingError for what can be seen to be impossible before a model is loaded."""
+def wanted_shape(options: argparse.Namespace) -> Shape:
+    """The shape that the options name or spell out. Raises SettingError for one that is none."""
+    if options.shape is not None:
+        return Shape.read(options.shape)
     if options.size not in SHAPES:
         raise SettingError(f"There is no size {options.size!r}. Choose from: {', '.join(SHAPES)}.")
+    return SHAPES[options.size]
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise SettingError for what can be seen to be impossible before a model is loaded."""
     if options.dtype not in DTYPES:
         raise SettingError(
             f"The dtype {options.dtype!r} is unknown. Choose from: {', '.join(DTYPES)}."
@@ -411,10 +254,10 @@ def check_options(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Write the model, compare it with its original, and print."""
+    shape = wanted_shape(options)
     check_options(options)
     output = options.output.absolute()
     source = EMBEDDED if options.model == "embedded" else Path(options.model)
-    shape = SHAPES[options.size]
     original = load_transformers(str(source), device=options.device, dtype=options.dtype)
     check_fits(original.model.config, shape)
     write(original.model, shape, source, output, options.seed)
@@ -447,36 +290,6 @@ def sizes(config: Any, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
         "bytes": parameters * dtype.itemsize,
         "zeros": round(zeros / parameters, 3),
     }
-
-
-def verify(
-    original: TransformersBackend, inflated: TransformersBackend, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Compare, and say whether the model may be used in the original's place.
-
-    That also takes another fingerprint, so that what was learned is kept apart, and the same
-    tokenizer, so that its statistics are found. With `exact`, leaves both models in float32.
-    """
-    room = original.info.context_length - options.max_new_tokens - 1
-    questions = read_prompts(PROMPTS, options.limit)
-    prompts = [cut_prompt(Chat(original), text, room) for _, text in questions]
-    figures = compare(original, inflated, prompts, options.max_new_tokens).figures()
-    old, new = original.info, inflated.info
-    figures |= {
-        "prompts": len(prompts),
-        "fingerprints_differ": old.fingerprint != new.fingerprint,
-        "same_tokenizer": old.tokenizer_fingerprint == new.tokenizer_fingerprint,
-        "can_tree": new.can_tree,
-    }
-    figures["verified"] &= figures["fingerprints_differ"] and figures["same_tokenizer"]
-    if options.exact:
-        first, second = (
-            TransformersBackend(backend.model.float(), backend.tokenizer, backend.info)
-            for backend in (original, inflated)
-        )
-        figures["exact"] = compare(first, second, prompts, options.max_new_tokens).figures()
-        figures["verified"] &= figures["exact"]["verified"]
-    return figures
 
 
 def report(figures: dict[str, Any], old: Shape, new: Shape) -> None:

@@ -14,20 +14,26 @@ nothing but forwards took time: mean acceptance length / mean verify seconds.
 """
 
 import argparse
-import json
-import platform
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from statistics import median, quantiles
 from typing import Any
 
-import torch
-import transformers
-
+from bench.options import (
+    ASSETS,
+    EMBEDDED,
+    add_method_arguments,
+    add_model_arguments,
+    add_sampling_arguments,
+    add_save_argument,
+    check_counts,
+    check_save,
+    conditions,
+    generation_of,
+    load_model,
+    print_record,
+)
 from bench.peers import (
     ASSISTED,
     GENERATE,
@@ -41,106 +47,38 @@ from bench.peers import (
     measure,
     peer_named,
 )
-from engine.backends.load import load_transformers
+from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.backends.transformers import TransformersBackend
-from engine.chat import Chat
 from engine.costs import measure_costs
-from engine.errors import PromptError, SettingError
+from engine.errors import SettingError
 from engine.methods import METHODS, Databases, Method, method_named
-from engine.settings import BUDGETS, Drafting, Generation, Sampling
-from engine.types import STATISTICS, TIERS, Message
+from engine.settings import BUDGETS, Drafting, Sampling
+from engine.types import STATISTICS, TIERS
 from storage.statistics import StatisticsTable, find_table
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
-EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 SMALL = EMBEDDED.with_name("small")
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
-RANDOM = "random"
-RANDOM_PROMPTS, RANDOM_TOKENS, RANDOM_SEED = 8, 200, 0
 METHOD_NAMES = ("plain", *PEERS, *(name for name in METHODS if name != "plain"))
 DEFAULT = "plain,generate,prompt-lookup,assisted,rest,hd-published,lookup,hd"
 BASES = ("plain", GENERATE)
 """Speedups are against the faster of these."""
 BEST_PEERS = (PROMPT_LOOKUP, "hd-published")
 """`over_best_peer` is against the faster of these: the ones to beat."""
-REPORTED = (
-    *("skip", "limit", "max_new_tokens", "temperature", "min_p", "seed", "repeats"),
-    *("policy", "nodes", "budget", "harvest"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench speed`."""
+    add_model_arguments(parser)
+    add_prompt_arguments(parser)
+    add_sampling_arguments(parser)
+    add_method_arguments(parser)
     add = parser.add_argument
-    add("--model", default="embedded", help="'embedded', a folder or a hub id")
     add("--assistant", help="the draft model of 'assisted' (the embedded model brings one)")
     add("--methods", default=DEFAULT)
-    add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns', or 'random' tokens")
-    add("--skip", type=int, default=0, help="leave out the first N of every category")
-    add("--limit", type=int, default=0, help="prompts in all, 0 for every one (random: 8)")
-    add("--max-new-tokens", type=int, default=128)
-    add("--temperature", type=float, default=0.0)
-    add("--min-p", type=float, default=0.0)
-    add("--seed", type=int, default=0)
-    add("--repeats", type=int, default=1)
     add("--nodes", type=int, default=Drafting().nodes)
     add("--policy", default=Drafting().policy)
     add("--budget", default=Drafting().budget, help=f"{' or '.join(BUDGETS)}: what limits a draft")
     add("--harvest", action=argparse.BooleanOptionalAction, default=Drafting().harvest)
-    add("--statistics", type=Path, help="a statistics file (default: the shipped)")
-    add("--dtype", default="auto")
-    add("--device", default="auto")
-    add("--threads", type=int, default=0, help="threads of torch, 0 leaves them as they are")
-    add("--save", type=Path, metavar="FILE", help="write the JSON line to a file as well")
-
-
-def read_prompts(path: Path, limit: int, skip: int = 0) -> list[tuple[str, str]]:
-    """(category, first turn) of each question; a limit takes from all categories in turn.
-
-    The first `skip` questions of every category are left out, to measure on held-out ones.
-    """
-    categories: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            name = str(record.get("category", "all"))
-            categories[name].append((name, str(record["turns"][0])))
-        longest = max(len(prompts) for prompts in categories.values())
-    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
-        raise SettingError(
-            f"The prompts in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
-            'object with "turns", a list of texts.'
-        ) from error
-    if skip >= longest:
-        raise SettingError(
-            f"Skipping {skip} leaves none: no category has more than {longest} prompts."
-        )
-    mixed = [p[i] for i in range(skip, longest) for p in categories.values() if i < len(p)]
-    return mixed[: limit or None]
-
-
-def random_prompts(backend: TransformersBackend, limit: int, skip: int = 0) -> list[list[int]]:
-    """Prompts of tokens drawn evenly, the same each time: a text in which nothing is to be found.
-
-    Neither special tokens nor others that the tokenizer adds to its vocabulary are drawn.
-    """
-    tokenizer, size = backend.tokenizer, backend.info.vocabulary_size
-    added = {*backend.info.eos_ids, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    usable = sorted({i for i in tokenizer.get_vocab().values() if i < size} - added)
-    draw = Random(RANDOM_SEED)
-    count = skip + (limit or RANDOM_PROMPTS)
-    return [draw.choices(usable, k=RANDOM_TOKENS) for _ in range(count)][skip:]
-
-
-def cut_prompt(chat: Chat, text: str, room: int) -> list[int]:
-    """The prompt tokens of a question, its text cut at the end until it has `room` tokens."""
-    while True:
-        tokens = chat.prompt([Message("user", text)], known=())
-        if len(tokens) <= room:
-            return tokens
-        text = text[: int(len(text) * room / len(tokens)) - 1]
-        if not text.strip():
-            raise PromptError(f"There is no room for a question in {room} tokens.")
+    add_save_argument(parser)
 
 
 def checked_names(options: argparse.Namespace) -> list[str]:
@@ -150,39 +88,16 @@ def checked_names(options: argparse.Namespace) -> list[str]:
         if name not in METHOD_NAMES:
             known = ", ".join(METHOD_NAMES)
             raise SettingError(f"There is no method {name!r}. Choose from: {known}.")
-    counts = (options.limit, options.skip, options.threads)
-    if not names or options.repeats < 1 or min(counts) < 0:
-        raise SettingError(
-            "Give at least one method and one repeat, and no negative limit, skip or threads."
-        )
+    if not names:
+        raise SettingError("Give at least one method.")
+    check_counts(options)
     if ASSISTED in names and options.model != "embedded" and not options.assistant:
         raise SettingError(
             f"The method {ASSISTED!r} needs a draft model for {options.model!r}: name one with "
             f"--assistant, or leave {ASSISTED!r} out of --methods."
         )
-    if options.save:
-        try:
-            options.save.touch()  # better now than after an hour of measuring
-        except OSError as error:
-            raise SettingError(
-                f"The file {str(options.save)!r} cannot be written ({error.strerror}). "
-                "Choose another place."
-            ) from error
+    check_save(options.save)
     return names
-
-
-def prepared(
-    backend: TransformersBackend, options: argparse.Namespace, questions: list[tuple[str, str]]
-) -> list[tuple[str, list[int]]]:
-    """(category, tokens) of each prompt, cut so that an answer fits behind it."""
-    room = backend.info.context_length - options.max_new_tokens - 1
-    chat = Chat(backend)
-    if options.prompts != RANDOM:
-        return [(category, cut_prompt(chat, text, room)) for category, text in questions]
-    if room < 1:
-        raise PromptError(f"There is no room for a prompt in {room} tokens.")
-    drawn = random_prompts(backend, options.limit, options.skip)
-    return [(RANDOM, tokens[:room]) for tokens in drawn]
 
 
 def open_databases(
@@ -206,21 +121,15 @@ def open_databases(
 def run(options: argparse.Namespace) -> None:
     """Measure, print, save."""
     names = checked_names(options)
-    sampling = Sampling(temperature=options.temperature, min_p=options.min_p, seed=options.seed)
-    generation = Generation(sampling, max_tokens=options.max_new_tokens)
+    generation = generation_of(options)
     drafting = Drafting(
         nodes=options.nodes,
         policy=options.policy,
         budget=options.budget,
         harvest=options.harvest,
     )
-    questions = []
-    if options.prompts != RANDOM:
-        questions = read_prompts(Path(options.prompts), options.limit, options.skip)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    source = str(EMBEDDED) if options.model == "embedded" else options.model
-    backend = load_transformers(source, options.device, options.dtype)
+    questions = questions_of(options)
+    backend = load_model(options.model, options)
     small = options.assistant or str(SMALL)
     assistant = load_assistant(small, backend) if ASSISTED in names else None
     methods = {
@@ -234,7 +143,7 @@ def run(options: argparse.Namespace) -> None:
         databases = open_databases(backend, methods, options.statistics, stack)
         results = measure(backend, databases, methods, prompts, generation, options.repeats, curve)
     figures = {name: summary(name, results, options.temperature) for name in names}
-    add_gaps(backend, figures, results, [tokens for _, tokens in prompts], sampling)
+    add_gaps(backend, figures, results, [tokens for _, tokens in prompts], generation.sampling)
     record = conditions(backend, options) | {
         "assistant": assistant.info.name if assistant else None,
         "statistics": any(own.statistics is not None for own in databases.values()),
@@ -244,10 +153,7 @@ def run(options: argparse.Namespace) -> None:
         "categories": dict(categories(results)),
     }
     show(record)
-    line = json.dumps(record)
-    print(f"\n{line}")
-    if options.save:
-        options.save.write_text(f"{line}\n", encoding="utf-8")
+    print_record(record, options.save)
 
 
 def speed(results: Sequence[Result], decode_only: bool = False) -> float:
@@ -343,25 +249,6 @@ def categories(results: dict[str, list[Result]]) -> Iterator[tuple[str, dict[str
         bases = [speeds[name] for name in BASES if name in speeds]
         base = max(bases or list(speeds.values()))
         yield category, {name: value / base for name, value in speeds.items()}
-
-
-def conditions(backend: TransformersBackend, options: argparse.Namespace) -> dict[str, Any]:
-    """What was measured, where and when. Paths are left out, file names stay."""
-    info = backend.info
-    on_cuda = backend.model.device.type == "cuda"
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": info.name,
-        "parameters": info.parameters,
-        "dtype": info.dtype,
-        "device": info.device,
-        "machine": torch.cuda.get_device_name() if on_cuda else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "prompt_file": Path(options.prompts).name,
-        **{name: getattr(options, name) for name in REPORTED if hasattr(options, name)},
-    }
 
 
 def show(record: dict[str, Any]) -> None:

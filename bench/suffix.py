@@ -13,6 +13,7 @@ from typing import Any
 from engine.budget import Budget
 from engine.drafters.base import Likely
 from engine.tree import Tree
+from engine.types import Work
 
 PACKAGE = "arctic_inference"
 DEPTH = 64
@@ -47,7 +48,7 @@ class SuffixDrafter:
         """The request is over; the cache keeps its answer."""
         self.cache.stop_request(self.requests)
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """What the cache proposes for the last tokens, as a tree."""
         draft = self.cache.speculate(
             self.requests,

@@ -11,6 +11,7 @@ rests for some steps and then tries again.
 
 from engine.costs import LARGEST, CostCurve
 from engine.settings import Drafting
+from engine.types import DRAFT, Step
 
 
 class Budget:
@@ -99,18 +100,21 @@ class Governor:
         """The budget of the next step, whose tree may be `depth` levels deep."""
         return Budget(self.drafting, 0 if self.rest else depth, self.vocabulary, self.costs)
 
-    def observe(
-        self, nodes: int, emitted: int, verify: float, draft: float, learn: float, other: float
-    ) -> None:
-        """A step is over: nodes drafted, tokens emitted, and the seconds of its parts."""
+    def observe(self, step: Step, learning: float = 0.0) -> None:
+        """A step is over; `learning` is the part of its drafting that came after it."""
         if self.costs is None:
             return
-        self.costs.observe(nodes, verify, draft, learn + other)
+        nodes, emitted = sum(step.proposed.values()), len(step.tokens)
+        models = sum(s for source, s in step.look_ups.items() if source.startswith(DRAFT))
+        # A draft model's time is its own, it says nothing of what a node costs the databases.
+        looking = step.draft_seconds - learning - models
+        other = step.sample_seconds + step.other_seconds
+        self.costs.observe(nodes, step.verify_seconds, looking, learning + other)
         if self.rest:
             self.rest -= 1
             return
         plain = self.costs.seconds(0)
-        saved = emitted * plain - self.costs.seconds(nodes) - draft - learn
+        saved = emitted * plain - self.costs.seconds(nodes) - step.draft_seconds
         self.tries += 1
         # One hiccup of the machine must not decide.
         saved = max(saved, -plain)

@@ -6,7 +6,7 @@ how many choices one forward can make, never which ones. With no drafters this i
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +18,8 @@ from engine.errors import PromptError
 from engine.settings import Drafting, Generation
 from engine.text import TextStream
 from engine.tree import Tree
-from engine.types import TARGET, Finish, Prefill, Step, Token
+from engine.types import TARGET, Finish, Prefill, Step, Token, Work
+from engine.verify import verifier
 
 
 def never() -> bool:
@@ -44,7 +45,9 @@ def decode(
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
-    governor = Governor(drafting, backend.info.vocabulary_size, costs)
+    vocabulary = backend.info.vocabulary_size
+    governor = Governor(drafting, vocabulary, costs)
+    rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
     try:
         clock = perf_counter()
         reused = backend.prefill(tokens, cancelled)
@@ -58,11 +61,11 @@ def decode(
         while answer.finish is None:
             clock = perf_counter()
             depth = answer.limit - len(tokens) - 1
-            tree, look_ups = draft(drafters, tokens, governor.budget(depth))
+            tree, work = draft(drafters, tokens, governor.budget(depth))
             drafted = perf_counter()
             scores = backend.score(tree, generation.sampling)
             scored = perf_counter()
-            rows, chosen = tree.walk(scores.choose)
+            rows, chosen, _ = rule.walk(tree, scores)
             emitted = answer.settle(tree, scores, rows, chosen, len(tokens))
             sampled = perf_counter()
             backend.accept(rows[: len(emitted) - 1])
@@ -71,25 +74,18 @@ def decode(
             for drafter in drafters:
                 drafter.observe(tokens, len(emitted), successors(scores, (0, *rows)))
             learned = perf_counter()
-            governor.observe(
-                len(tree),
-                len(emitted),
-                verify=scored - drafted,
-                draft=drafted - clock,
-                learn=learned - kept,
-                other=kept - scored,
-            )
-            yield Step(
+            step = Step(
                 index,
                 tuple(emitted),
-                **count(tree, rows[: len(emitted)]),
-                look_ups=look_ups,
+                **count(tree, rows[: len(emitted)], work),
                 draft_seconds=drafted - clock + learned - kept,
                 verify_seconds=scored - drafted,
                 sample_seconds=sampled - scored,
                 other_seconds=kept - sampled,
                 finish=answer.finish,
             )
+            governor.observe(step, learning=learned - kept)
+            yield step
             index += 1
     finally:
         for drafter in drafters:
@@ -103,18 +99,18 @@ def successors(scores: Scores, rows: Sequence[int]) -> Likely:
 
 def draft(
     drafters: Sequence[Drafter], tokens: Sequence[int], budget: Budget
-) -> tuple[Tree, dict[str, float]]:
-    """A tree of what may follow, and the seconds that each source spent on look-ups.
+) -> tuple[Tree, dict[str, Work]]:
+    """A tree of what may follow, and what each source did for it.
 
     Drafter after drafter grows it as long as there is room, the fastest first.
     """
     tree = Tree(tokens[-1])
-    look_ups: dict[str, float] = {}
+    work: dict[str, Work] = {}
     for drafter in drafters:
         if len(tree) >= budget.nodes:
             break
-        look_ups.update(drafter.grow(tree, tokens, budget))
-    return tree, look_ups
+        work.update(drafter.grow(tree, tokens, budget))
+    return tree, work
 
 
 class Answer:
@@ -179,11 +175,13 @@ class Answer:
         return emitted
 
 
-def count(tree: Tree, accepted: Sequence[int]) -> dict[str, Any]:
-    """The counters of a Step: nodes per source and per depth, proposed and accepted."""
+def count(tree: Tree, accepted: Sequence[int], work: Mapping[str, Work]) -> dict[str, Any]:
+    """The counters of a Step: nodes per source and per depth, and what the sources did."""
     proposed_at, accepted_at = Counter(tree.depths[1:]), Counter(tree.depths[r] for r in accepted)
     return {
         "proposed": dict(Counter(tree.sources[1:])),
         "accepted": dict(Counter(tree.sources[row] for row in accepted)),
         "by_depth": tuple((proposed_at[d], accepted_at[d]) for d in sorted(proposed_at)),
+        "look_ups": {source: done.seconds for source, done in work.items()},
+        "levels": {source: done[1:] for source, done in work.items() if done.forwards},
     }

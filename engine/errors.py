@@ -4,6 +4,7 @@ StrataError
 ├── SettingError          a setting out of range or unknown
 ├── PromptError           an empty message, or one that does not fit the context
 ├── ModelError            a model that cannot be found, read or used
+├── Cancelled             the user stopped a long piece of work
 └── StorageError          a data directory or database that cannot be used
 """
 
@@ -22,6 +23,10 @@ class PromptError(StrataError):
 
 class ModelError(StrataError):
     """A model cannot be found, read or used."""
+
+
+class Cancelled(StrataError):
+    """The user stopped it; what was there before stays."""
 
 
 class StorageError(StrataError):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.calibration import Calibration
-from engine.drafters.base import Drafter, Frozen, NgramTable, Tier
+from engine.drafters.base import Drafter, Frozen, Learner, NgramTable, Tier
 from engine.drafters.context import ContextTier
 from engine.drafters.harvest import HarvestTier
 from engine.drafters.hierarchy import Hierarchy
@@ -28,17 +28,23 @@ from engine.drafters.published import (
 )
 from engine.drafters.statistics import StatisticsTier
 from engine.errors import SettingError
-from engine.settings import Drafting
+from engine.hsd.family import Family
+from engine.settings import Drafting, Sampling
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to decode. `title` is for people."""
+    """A way to decode. `title` is for people.
+
+    `stack` is the plan of the draft models behind the databases: None for no models, "" for the
+    best plan there is, else its text (engine/hsd/planner.py).
+    """
 
     name: str
     title: str
     drafting: Drafting
+    stack: str | None = None
 
 
 METHODS = {
@@ -61,6 +67,8 @@ METHODS = {
             "Prompt lookup",
             Drafting(tiers=(CONTEXT,), nodes=LONGEST_COPY, budget="fixed"),
         ),
+        Method("hsd", "Draft models, as planned", Drafting(tiers=()), stack=""),
+        Method("hd+hsd", "Hierarchy drafting, then draft models", Drafting(), stack=""),
         Method("context", "Context tier alone", Drafting(tiers=(CONTEXT,))),
         Method("model", "Model tier alone", Drafting(tiers=(MODEL,))),
         Method("statistics", "Statistics tier alone", Drafting(tiers=(STATISTICS,))),
@@ -70,18 +78,61 @@ FIXED = ("plain", "hd-published", "rest", "lookup")
 """Methods whose drafting is what they are: no setting changes it."""
 
 
-def method_named(name: str, drafting: Drafting | None = None) -> Method:
-    """The method called `name`; `drafting` overrides its node limit, threshold and policy.
+PREFIXES = {"hsd": "Stack", "hd+hsd": "Hierarchy drafting, then stack", "single": "Draft model"}
+"""Names that a plan follows, as in "hsd:small@8/mid@4"."""
 
-    "hd" also takes the tiers and their order from `drafting`; the FIXED ones take nothing.
+
+def method_named(name: str, drafting: Drafting | None = None) -> Method:
+    """The method called `name`; `drafting` overrides its node limit, threshold, policy and rule.
+
+    "hd" and "hd+hsd" also take the tiers and their order from `drafting`; the FIXED ones take
+    nothing. "hsd:PLAN", "hd+hsd:PLAN" and "single:MODEL" name a stack of draft models.
     """
-    if name not in METHODS:
-        raise SettingError(f"There is no method {name!r}. Choose one of: {', '.join(METHODS)}.")
-    method = METHODS[name]
+    kind, colon, plan = name.partition(":")
+    if colon and plan and kind in PREFIXES:
+        if kind == "single" and "/" in plan:
+            raise SettingError(f"{name!r} names more than one model. Write hsd:{plan} instead.")
+        base = METHODS["hsd" if kind == "single" else kind]
+        method = replace(base, name=name, title=f"{PREFIXES[kind]} {plan}", stack=plan)
+    elif name in METHODS:
+        method = METHODS[name]
+    else:
+        raise SettingError(
+            f"There is no method {name!r}. Choose one of: {', '.join(METHODS)}, or name a stack of "
+            "draft models: hsd:PLAN, hd+hsd:PLAN or single:MODEL."
+        )
     if drafting is None or name in FIXED:
         return method
-    tiers = drafting.tiers if name == "hd" else method.drafting.tiers
+    tiers = drafting.tiers if kind in ("hd", "hd+hsd") else method.drafting.tiers
     return replace(method, drafting=replace(drafting, tiers=tiers))
+
+
+def drafters_of(
+    method: Method, databases: "Databases", family: Family | None, sampling: Sampling
+) -> list[Drafter]:
+    """All drafters of a method, made for one answer: the databases first, then the draft models.
+
+    Raises SettingError when it takes models that are not loaded or not profiled.
+    """
+    found = databases.drafters(method)
+    if method.stack is None:
+        return found
+    if family is None or not family.drafts:
+        raise SettingError(
+            f"The method {method.name!r} needs draft models, and none is loaded. Choose them in "
+            "the Stack tab, or choose hierarchy drafting."
+        )
+    rule = method.drafting.rule
+    plan = family.plan(method.stack, rule, databases=not found)
+    if plan.databases and not found:
+        all_tiers = replace(method, drafting=replace(method.drafting, tiers=TIERS))
+        if not plan.rungs:
+            return databases.drafters(all_tiers)
+        found = [databases.learner()]
+    if not plan.rungs:
+        return found
+    below = databases.below() if plan.databases else None
+    return [*found, family.stack(plan, sampling, rule, below)]
 
 
 class Databases:
@@ -115,12 +166,7 @@ class Databases:
             return [LookupDrafter()]
         if method.name in ("hd-published", "rest"):
             return self.as_published(drafting.tiers)
-        tiers: dict[str, list[Tier]] = {CONTEXT: [self.context], MODEL: [self.model]}
-        if drafting.harvest:
-            tiers[CONTEXT].append(self.harvest)
-        if self.statistics is not None:
-            tiers[STATISTICS] = [StatisticsTier(self.statistics)]
-        chosen = [tier for name in drafting.tiers for tier in tiers.get(name, ())]
+        chosen = self.tiers(drafting.tiers, drafting.harvest)
         return [Hierarchy(chosen, self.calibration, drafting.policy)] if chosen else []
 
     def as_published(self, tiers: Sequence[str] = TIERS) -> list[Drafter]:
@@ -133,6 +179,27 @@ class Databases:
             if self.statistics is not None:
                 self.published[STATISTICS] = PublishedStatistics(self.statistics)
         return [self.published[name] for name in tiers if name in self.published]
+
+    def tiers(self, names: Sequence[str], harvest: bool = False) -> list[Tier]:
+        """The tiers of these names; that of the statistics is left out when there is no table."""
+        known: dict[str, list[Tier]] = {CONTEXT: [self.context], MODEL: [self.model]}
+        if harvest:
+            known[CONTEXT].append(self.harvest)
+        if self.statistics is not None:
+            known[STATISTICS] = [StatisticsTier(self.statistics)]
+        return [tier for name in names for tier in known.get(name, ())]
+
+    def below(self) -> Drafter:
+        """Drafts for a draft model: asks the tiers, whose learning is left to another drafter.
+
+        How far they can be trusted there is learned anew, from what is trusted here.
+        """
+        tiers = [Frozen(tier) for tier in self.tiers(TIERS)]
+        return Hierarchy(tiers, Calibration(self.calibration.rows()))
+
+    def learner(self) -> Drafter:
+        """Drafts nothing, and lets the tiers learn the answer."""
+        return Learner(self.tiers(TIERS))
 
     def next_conversation(self) -> "Databases":
         """Databases of another conversation with the same model: only the context is fresh."""

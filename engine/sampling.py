@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from engine.settings import Sampling
 
 Floats = NDArray[np.float32]
+LIKELY = 0.02
+"""Successors of less probability are of no use to a drafter."""
 COLDEST = 1e-4
 """Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
 
@@ -86,7 +88,16 @@ def probabilities(logits: Floats) -> Floats:
     return weights
 
 
-def likeliest(shares: Floats, least: float) -> list[tuple[int, float]]:
+def distribution(logits: Floats, sampling: Sampling) -> Floats:
+    """The law that `choose` samples from: probabilities of shape (vocabulary,)."""
+    if sampling.temperature < COLDEST:
+        certain = np.zeros_like(logits)
+        certain[logits.argmax()] = 1.0
+        return certain
+    return probabilities(warp(logits, sampling))
+
+
+def likeliest(shares: Floats, least: float = LIKELY) -> list[tuple[int, float]]:
     """The tokens of at least that probability, best first; the best one always."""
     found = np.flatnonzero(shares >= min(least, float(shares.max())))
     order = found[np.argsort(-shares[found])]

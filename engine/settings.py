@@ -5,7 +5,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Self
 
 from engine.errors import SettingError
-from engine.types import TIERS
+from engine.types import RULES, TIERS, Rule
 
 
 def setting(
@@ -114,6 +114,7 @@ class Drafting(Checked):
     )
     budget: str = "adaptive"
     harvest: bool = False
+    rule: Rule = "match"
 
     def __post_init__(self) -> None:
         super(Drafting, self).__post_init__()
@@ -125,6 +126,10 @@ class Drafting(Checked):
         if self.budget not in BUDGETS:
             raise SettingError(
                 f"There is no draft budget {self.budget!r}. Choose from: {', '.join(BUDGETS)}."
+            )
+        if self.rule not in RULES:
+            raise SettingError(
+                f"There is no rule of verification {self.rule!r}. Choose from: {', '.join(RULES)}."
             )
         if not isinstance(self.harvest, bool):
             raise SettingError(f"Harvesting cannot be {self.harvest!r}. It is on or off.")

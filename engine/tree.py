@@ -7,15 +7,19 @@ credited to the source that proposed it first.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Tree:
     """Parallel lists, one entry per row: token, parent row, depth, source, match length.
 
     `children[row]` maps the tokens drafted after a row to their rows. `match_lengths` holds the
-    number of context tokens that led to a node.
+    number of context tokens that led to a node. `laws` holds the distribution that a node's token
+    was drawn from, where the rule of verification asks for it: at most one among siblings has one.
     """
 
-    __slots__ = ("children", "depths", "match_lengths", "parents", "sources", "tokens")
+    __slots__ = ("children", "depths", "laws", "match_lengths", "parents", "sources", "tokens")
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
@@ -24,6 +28,7 @@ class Tree:
         self.sources = [""]
         self.match_lengths = [0]
         self.children: list[dict[int, int]] = [{}]
+        self.laws: dict[int, NDArray[np.float32]] = {}
 
     def __len__(self) -> int:
         """The number of drafted nodes (the root is not drafted)."""
@@ -50,6 +55,7 @@ class Tree:
         for row in range(rows, len(self.tokens)):
             if self.parents[row] < rows:
                 del self.children[self.parents[row]][self.tokens[row]]
+            self.laws.pop(row, None)
         del self.tokens[rows:], self.parents[rows:], self.depths[rows:]
         del self.sources[rows:], self.match_lengths[rows:], self.children[rows:]
 
@@ -61,15 +67,23 @@ class Tree:
             row = self.parents[row]
         return tuple(reversed(path))
 
-    def walk(self, choose: Callable[[int], int]) -> tuple[list[int], list[int]]:
-        """Follow the target's choices from the root while they stay inside the tree.
+    def attach(self, row: int, other: "Tree") -> None:
+        """Add another tree, whose root is the token of `row`, below that row."""
+        rows = [row]
+        for at in range(1, len(other.tokens)):
+            parent, token = rows[other.parents[at]], other.tokens[at]
+            rows.append(self.add(parent, token, other.sources[at], other.match_lengths[at]))
+            if at in other.laws:
+                self.laws[rows[at]] = other.laws[at]
+
+    def walk(self, choose: Callable[[int], int], row: int = 0) -> tuple[list[int], list[int]]:
+        """Follow the target's choices from a row on while they stay inside the tree.
 
         `choose(row)` is the target's token after that row. Returns the accepted rows and the
         tokens to emit: one per accepted row plus the bonus token chosen after the last of them.
         """
         accepted: list[int] = []
-        emitted = [choose(0)]
-        row = 0
+        emitted = [choose(row)]
         while (child := self.children[row].get(emitted[-1])) is not None:
             row = child
             accepted.append(row)

@@ -20,6 +20,13 @@ Finish = Literal["eos", "stop", "length", "context", "cancelled"]
 """Why a run ended: end token, stop string, max tokens, context limit, or the user."""
 
 
+Rule = Literal["match", "rejection"]
+"""How drafts are verified: engine/verify.py."""
+RULES: tuple[Rule, ...] = ("match", "rejection")
+DRAFT = "draft:"
+"""A source that begins so is a draft model, whose name follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat message; `role` is "system", "user" or "assistant"."""
@@ -34,6 +41,18 @@ class Gram(NamedTuple):
     tokens: tuple[int, ...]
     documents: int
     seen: int
+
+
+class Work(NamedTuple):
+    """What a source did for one draft tree: seconds it took and, of a model, its forwards.
+
+    `drafted` tokens were put before the model by the level below it, it kept `accepted` of them.
+    """
+
+    seconds: float
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class TrustRow(NamedTuple):
@@ -141,7 +160,8 @@ class Step:
 
     `proposed` and `accepted` count tree nodes per source, `by_depth` holds (proposed, accepted)
     for depth 1, 2, ...; timings are seconds and do not take part in comparisons. `look_ups`
-    is the time each tier spent proposing.
+    is the time each source spent proposing; `levels` says of each draft model of a stack how many
+    forwards it made, and how many tokens were drafted for it and accepted by it.
     """
 
     index: int
@@ -154,6 +174,7 @@ class Step:
     sample_seconds: float = field(default=0.0, compare=False)
     other_seconds: float = field(default=0.0, compare=False)
     look_ups: Mapping[str, float] = field(default_factory=dict, compare=False)
+    levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     finish: Finish | None = None
 
     @property

@@ -144,6 +144,26 @@ CREATE TABLE costs (
 ) WITHOUT ROWID;
 """,
     ),
+    (
+        "0006-stacks",
+        """
+CREATE TABLE profiles (
+    id INTEGER PRIMARY KEY,
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    drafts TEXT NOT NULL,
+    sampling TEXT NOT NULL,
+    machine TEXT NOT NULL,
+    profile TEXT NOT NULL,
+    UNIQUE (fingerprint, drafts, sampling, machine)
+);
+CREATE TABLE stacks (
+    fingerprint INTEGER PRIMARY KEY REFERENCES fingerprints(id),
+    sources TEXT NOT NULL,
+    spec TEXT NOT NULL
+);
+ALTER TABLE steps ADD COLUMN levels TEXT NOT NULL DEFAULT '{}';
+""",
+    ),
 )
 
 

@@ -133,7 +133,7 @@ class Traces:
         self.get(run_id)
         rows = self._db.execute_read(
             "SELECT position, tokens, proposed, accepted, by_depth, draft_seconds, verify_seconds, "
-            "sample_seconds, other_seconds, look_ups, finish FROM steps WHERE run = ? "
+            "sample_seconds, other_seconds, look_ups, levels, finish FROM steps WHERE run = ? "
             "ORDER BY position",
             [run_id],
         )
@@ -148,8 +148,8 @@ class Traces:
     ) -> None:
         handle.conn.executemany(
             "INSERT INTO steps (run, position, tokens, proposed, accepted, by_depth, "
-            "draft_seconds, verify_seconds, sample_seconds, other_seconds, look_ups, finish) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "draft_seconds, verify_seconds, sample_seconds, other_seconds, look_ups, levels, "
+            "finish) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             ((run_id, *_step_row(step)) for step in steps),
         )
 
@@ -183,6 +183,7 @@ def _step_row(step: Step) -> tuple[Any, ...]:
         step.sample_seconds,
         step.other_seconds,
         json.dumps(dict(step.look_ups)),
+        json.dumps(dict(step.levels)),
         step.finish,
     )
 
@@ -202,7 +203,7 @@ def _token(
 
 
 def _step(row: tuple[Any, ...]) -> Step:
-    index, tokens, proposed, accepted, by_depth, *seconds, look_ups, finish = row
+    index, tokens, proposed, accepted, by_depth, *seconds, look_ups, levels, finish = row
     draft, verify, sample, other = seconds
     return Step(
         index=index,
@@ -215,5 +216,6 @@ def _step(row: tuple[Any, ...]) -> Step:
         sample_seconds=sample,
         other_seconds=other,
         look_ups=json.loads(look_ups),
+        levels={name: (n[0], n[1], n[2]) for name, n in json.loads(levels).items()},
         finish=cast(Finish | None, finish),
     )

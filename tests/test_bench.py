@@ -148,7 +148,7 @@ def test_prompt_files_that_are_none(
 
 
 def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
-    from bench.speed import PROMPTS, read_prompts
+    from bench.prompts import PROMPTS, read_prompts
 
     path = tmp_path / "prompts.jsonl"
     rows = [("a", "1"), ("a", "2"), ("a", "3"), ("b", "4"), ("c", "5"), ("c", "6")]
@@ -204,7 +204,7 @@ def test_peers_count_only_where_they_can_be_compared() -> None:
 
 
 def test_random_prompts_are_always_the_same_and_hold_no_special_tokens(embedded: Any) -> None:
-    from bench.speed import random_prompts
+    from bench.prompts import random_prompts
 
     prompts = random_prompts(embedded, 0)
     assert prompts == random_prompts(embedded, 8) and len(prompts) == 8
@@ -216,7 +216,7 @@ def test_random_prompts_are_always_the_same_and_hold_no_special_tokens(embedded:
 
 
 def questions(backend: Any) -> list[list[int]]:
-    from bench.speed import cut_prompt
+    from bench.prompts import cut_prompt
     from engine.chat import Chat
 
     texts = ("Tell me a story about a fox.", "List three uses of a rope, a rope and a rope.")

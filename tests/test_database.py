@@ -24,6 +24,7 @@ PINNED = {
     "0003-messages": "3de7e6a2d404d9d1",
     "0004-ngrams": "202a46cefb19006c",
     "0005-calibrations-and-costs": "f9e290cb1f16f859",
+    "0006-stacks": "730a080cf9f463e3",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

@@ -16,7 +16,7 @@ from engine.errors import PromptError
 from engine.metrics import summarise
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
-from engine.types import Prefill, Step
+from engine.types import Prefill, Step, Work
 
 PROMPT = list(b"once upon a time")
 LONG = Generation(Sampling(temperature=0.0), max_tokens=60)
@@ -33,11 +33,11 @@ class Scripted:
         self.asked: list[tuple[int, int, int]] = []
         self.heard: list[list[list[tuple[int, float]]] | None] = []
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         self.asked.append((len(tree), budget.nodes, budget.depth))
         for path in self.say(tokens):
             graft(tree, path[: budget.depth], self.name, 3, budget.nodes)
-        return {self.name: 0.25}
+        return {self.name: Work(0.25)}
 
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         self.calls.append(("observe", tuple(tokens), new))

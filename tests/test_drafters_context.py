@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.context import KEY, ContextTier, common_prefix
+from engine.backends.base import common_prefix
+from engine.drafters.context import KEY, ContextTier
 from engine.types import CONTEXT
 from tests.test_drafters_ngrams import brute_force
 

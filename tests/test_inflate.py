@@ -13,7 +13,7 @@ from tests.conftest import EMBEDDED
 from tests.test_transformers import save_model
 
 if TYPE_CHECKING:
-    from bench.inflate import Shape
+    from bench.shape import Shape
     from engine.backends.transformers import TransformersBackend
 
 pytestmark = pytest.mark.model
@@ -33,7 +33,7 @@ SIZES = {
 
 
 def shape_of(name: str) -> "Shape":
-    from bench.inflate import Shape
+    from bench.shape import Shape
 
     return Shape(*SIZES[name])
 
@@ -89,7 +89,8 @@ def backend_of(model: Any, embedded: Any) -> "TransformersBackend":
 def test_a_larger_model_has_the_same_logits(name: str, tied: bool) -> None:
     import torch
 
-    from bench.inflate import Shape, inflate
+    from bench.inflate import inflate
+    from bench.shape import Shape
 
     model = tiny(tied)
     config, state = inflate(model, shape_of(name))
@@ -167,7 +168,8 @@ def test_scaling_the_norms_rounds_nothing(dtype: str) -> None:
 
 
 def test_the_comparison_finds_equal_models_equal(embedded: Any) -> None:
-    from bench.inflate import compare, inflate
+    from bench.equivalence import compare
+    from bench.inflate import inflate
 
     model = tiny(tied=True)
     large = built(*inflate(model, shape_of("all")))
@@ -222,7 +224,8 @@ def broken(config: Any, state: dict[str, Any]) -> None:
 def test_the_comparison_finds_what_is_wrong(
     embedded: Any, harm: Callable[[Any, dict[str, Any]], None]
 ) -> None:
-    from bench.inflate import compare, inflate
+    from bench.equivalence import compare
+    from bench.inflate import inflate
 
     model = tiny(tied=True)
     config, state = inflate(model, shape_of("all"))
@@ -237,7 +240,7 @@ def test_the_comparison_finds_what_is_wrong(
 def test_divergences_are_allowed_only_where_the_original_nearly_ties() -> None:
     import torch
 
-    from bench.inflate import Comparison, Divergence
+    from bench.equivalence import Comparison, Divergence
 
     def found(gap: float, dtype: torch.dtype, difference: float = 0.1) -> bool:
         return Comparison(dtype, 9, difference, [Divergence(0, 1, 2, 3, gap)]).holds
@@ -267,7 +270,8 @@ def test_divergences_are_allowed_only_where_the_original_nearly_ties() -> None:
     ],
 )
 def test_shapes_that_cannot_hold_the_model(shape: tuple[int, ...], words: str) -> None:
-    from bench.inflate import Shape, inflate
+    from bench.inflate import inflate
+    from bench.shape import Shape
     from engine.errors import SettingError
 
     with pytest.raises(SettingError, match=words):
@@ -298,7 +302,8 @@ def test_the_sizes_are_what_they_are_called() -> None:
     import torch
     from transformers import AutoConfig
 
-    from bench.inflate import SHAPES, check_fits, sizes
+    from bench.inflate import sizes
+    from bench.shape import SHAPES, check_fits
 
     config = AutoConfig.from_pretrained(EMBEDDED)
     for name, shape in SHAPES.items():
@@ -321,10 +326,28 @@ def bench(*arguments: str | Path) -> int:
 @pytest.fixture
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that take no time: for the embedded model, and for one with a hidden size of 32."""
+    from bench.shape import SHAPES, Shape
+
+    monkeypatch.setitem(SHAPES, "demo", Shape(1024, 704, 8, 8, 7))
+    monkeypatch.setitem(SHAPES, "mini", Shape(128, 80, 16, 4, 4))
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench import inflate
 
-    monkeypatch.setitem(inflate.SHAPES, "demo", inflate.Shape(1024, 704, 8, 8, 7))
-    monkeypatch.setitem(inflate.SHAPES, "mini", inflate.Shape(128, 80, 16, 4, 4))
+    monkeypatch.setattr(inflate, "SHARD", 100_000)
+
+
+def inflate_mini(folder: Path, *arguments: str | Path) -> tuple[int, Path]:
+    """Inflate a random Llama with a hidden size of 32: the exit status, the folder written to."""
+    source, output = save_model("llama-gqa", folder / "source"), folder / "larger"
+    start = ("--size", "mini", "--model", source, "--output", output, "--device", "cpu")
+    return bench(*start, *arguments), output
+
+
+def index_of(output: Path) -> dict[str, Any]:
+    return json.loads((output / "model.safetensors.index.json").read_text())
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -368,22 +391,55 @@ def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
     assert info.fingerprint != embedded.info.fingerprint
 
 
-@pytest.mark.usefixtures("small_sizes")
-def test_many_shards_and_an_untied_head(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("member", "shape"), [("mid", (512, 352, 8, 2, 4)), ("small", (256, 192, 4, 2, 3))]
+)
+def test_any_shape_that_holds_a_model_can_be_spelled_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], member: str, shape: tuple[int, ...]
 ) -> None:
-    from bench import inflate
+    status = bench(
+        "--shape", ",".join(map(str, shape)), "--model", EMBEDDED.with_name(member),
+        "--output", tmp_path / "larger", "--dtype", "float32", "--device", "cpu",
+        "--limit", "2", "--max-new-tokens", "8",
+    )  # fmt: skip
+    assert status == 0
+    report = last_line(capsys)
+    assert report["verified"] and report["identical"] and report["tokens"] == 16
+    assert tuple(report["shape"].values()) == shape and report["original"] == member
 
-    monkeypatch.setattr(inflate, "SHARD", 100_000)
-    source, output = save_model("llama-gqa", tmp_path / "source"), tmp_path / "larger"
-    arguments = ("--size", "mini", "--model", source, "--output", output, "--dtype", "float32")
-    assert bench(*arguments, "--limit", "3", "--max-new-tokens", "8", "--device", "cpu") == 0
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1b", "512,1408,8,2", "512,1408,8,2,12,1", "512,1408,8,2,x", "512,1408,8,2,1.5",
+     "512,1408,8,2,0", "-512,1408,8,2,12", "512,1408,8,2,99999999"],
+)  # fmt: skip
+def test_texts_that_are_no_shape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert bench(f"--shape={text}", "--output", tmp_path / "larger") == 2
+    captured = capsys.readouterr()
+    assert repr(text) in captured.err and "HIDDEN,INTERMEDIATE,HEADS" in captured.err
+    assert captured.out == "" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--size", "1b", "--shape", "1024,704,8,8,7"]])
+def test_a_size_or_a_shape_is_asked_for(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench(*arguments, "--output", tmp_path / "larger")
+
+
+@pytest.mark.usefixtures("small_sizes", "small_shards")
+def test_many_shards_and_an_untied_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, output = inflate_mini(
+        tmp_path, "--dtype", "float32", "--limit", "3", "--max-new-tokens", "8"
+    )
+    assert status == 0
     report = last_line(capsys)
     assert report["verified"] and report["identical"] and report["tokens"] > 8
     files = sorted(path.name for path in output.glob("*.safetensors"))
-    index = json.loads((output / "model.safetensors.index.json").read_text())
-    assert len(files) > 3 and sorted(set(index["weight_map"].values())) == files
-    assert "lm_head.weight" in index["weight_map"]
+    weights = index_of(output)["weight_map"]
+    assert len(files) > 3 and sorted(set(weights.values())) == files
+    assert "lm_head.weight" in weights
 
 
 @pytest.mark.usefixtures("small_sizes")
@@ -392,31 +448,25 @@ def test_a_wrong_model_ends_with_status_2(
 ) -> None:
     from bench import inflate
 
-    source, output = save_model("llama-gqa", tmp_path / "source"), tmp_path / "larger"
     monkeypatch.setattr(inflate, "WRITERS", {"embed_tokens", "o_proj"})
-    arguments = ("--size", "mini", "--model", source, "--output", output, "--dtype", "float32")
-    assert bench(*arguments, "--limit", "1", "--max-new-tokens", "4", "--device", "cpu") == 2
+    status, _ = inflate_mini(
+        tmp_path, "--dtype", "float32", "--limit", "1", "--max-new-tokens", "4"
+    )
+    assert status == 2
     captured = capsys.readouterr()
     assert json.loads(captured.out.strip().splitlines()[-1])["verified"] is False
     assert "WRONG" in captured.out and "Do not measure" in captured.err
 
 
-@pytest.mark.usefixtures("small_sizes")
-def test_without_verification(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small_sizes", "small_shards")
+def test_without_verification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shards are as large as they should be, in bfloat16 too."""
-    from bench import inflate
-
-    monkeypatch.setattr(inflate, "SHARD", 100_000)
-    source, output = save_model("llama-gqa", tmp_path / "source"), tmp_path / "larger"
-    arguments = ("--size", "mini", "--model", source, "--output", output, "--device", "cpu")
-    assert bench(*arguments, "--no-verify") == 0
+    status, output = inflate_mini(tmp_path, "--no-verify")
+    assert status == 0
     report = last_line(capsys)
     assert "verified" not in report and report["parameters"] > 200_000
     assert (output / "config.json").is_file()
-    index = json.loads((output / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == report["bytes"] == 2 * report["parameters"]
+    assert index_of(output)["metadata"]["total_size"] == report["bytes"] == 2 * report["parameters"]
     sizes = [path.stat().st_size for path in output.glob("*.safetensors")]
     assert 80_000 < max(sizes) < 110_000 and sum(sizes) > report["bytes"]
 
@@ -484,14 +534,13 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.usefixtures("small_sizes", "small_shards")
 def test_an_interrupted_run_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And while it writes, no folder holds both weights and a config."""
     from bench import inflate
 
-    source, output = save_model("llama-gqa", tmp_path / "source"), tmp_path / "larger"
     save, saved = inflate.save_file, []
 
     def interrupted(tensors: dict[str, Any], path: Path, **options: Any) -> None:
@@ -499,10 +548,9 @@ def test_an_interrupted_run_leaves_nothing(
             raise KeyboardInterrupt
         save(tensors, path, **options)
         saved.append(path)
-        assert not (path.parent / "config.json").exists() and not output.exists()
+        assert not (path.parent / "config.json").exists() and not (tmp_path / "larger").exists()
 
-    monkeypatch.setattr(inflate, "SHARD", 100_000)
     monkeypatch.setattr(inflate, "save_file", interrupted)
-    arguments = ("--size", "mini", "--model", source, "--output", output, "--device", "cpu")
-    assert bench(*arguments) == 130
-    assert saved and list(tmp_path.iterdir()) == [source]
+    status, _ = inflate_mini(tmp_path)
+    assert status == 130
+    assert saved and list(tmp_path.iterdir()) == [tmp_path / "source"]

@@ -21,7 +21,7 @@ from engine.methods import METHODS, Databases, method_named
 from engine.sampling import choose
 from engine.settings import POLICIES, Drafting, Generation, Sampling
 from engine.tree import Tree, graft
-from engine.types import TIERS, Followers, Message, Prefill, Step, Token
+from engine.types import TIERS, Followers, Message, Prefill, Step, Token, Work
 from tests.conftest import ROOT
 
 ORDERS = [order for size in (1, 2, 3) for order in permutations(TIERS, size)]
@@ -242,11 +242,11 @@ class Adversary:
     ) -> None:
         self.say, self.name, self.obedient = say, name, obedient
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         nodes, depth = (budget.nodes, budget.depth) if self.obedient else (10**6, None)
         for path in self.say(tokens):
             graft(tree, path[:depth], self.name, 1, nodes)
-        return {self.name: 0.0}
+        return {self.name: Work(0.0)}
 
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Nothing to learn."""
@@ -461,11 +461,13 @@ def run_hd(wanted: Generation) -> list[Step]:
     return events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(nodes=20))
 
 
-def lenient_walk(tree: Tree, choose: Callable[[int], int]) -> tuple[list[int], list[int]]:
+def lenient_walk(
+    tree: Tree, choose: Callable[[int], int], row: int = 0
+) -> tuple[list[int], list[int]]:
     """Broken on purpose: takes the first child of a node, whatever the target says."""
     rows: list[int] = []
-    emitted = [choose(0)]
-    here = 0
+    emitted = [choose(row)]
+    here = row
     while child := next((r for r in range(len(tree) + 1) if tree.parents[r] == here), None):
         rows.append(child)
         emitted[-1] = tree.tokens[child]

@@ -17,7 +17,7 @@ from engine.errors import PromptError, SettingError, StorageError
 from engine.methods import METHODS
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Followers
+from engine.types import Followers, Work
 from storage.calibrations import CalibrationStore
 from storage.contexts import ContextStore
 from storage.database import Database
@@ -314,11 +314,11 @@ class Wild:
     def __init__(self, token: int) -> None:
         self.token = token
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, Work]:
         tree.add(tree.add(0, 97, self.name), self.token, self.name)
         if self.token == 98:
             raise ValueError("damaged")
-        return {self.name: 0.0}
+        return {self.name: Work(0.0)}
 
 
 @pytest.mark.parametrize("token", [-1, 98, 260])

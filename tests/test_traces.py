@@ -31,6 +31,7 @@ STEPS = [
         sample_seconds=1e-9,
         other_seconds=0.0,
         look_ups={"context": 1e-5},
+        levels={"draft:<b>tiny</b>": (4, 3, 2)},
         finish="length",
     ),
     Step(index=1, tokens=(Token(2, 103, "target"),), finish="eos"),

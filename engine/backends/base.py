@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -15,8 +16,9 @@ class BackendInfo:
 
     `fingerprint` names the weights and `tokenizer_fingerprint` the vocabulary: n-grams of one
     tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does.
-    `threads` compute on the host, 0 where that does not
-    matter. `sampling` is what the model's makers recommend, where they do.
+    `threads` compute on the host, 0 where that does not matter. `tokenizer_type` is how the
+    vocabulary splits text ("BPE", "Unigram", ...). `sampling` is what the model's makers recommend,
+    where they do.
     """
 
     name: str
@@ -30,6 +32,7 @@ class BackendInfo:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0
+    tokenizer_type: str = ""
     parameters: int = 0
     memory_bytes: int = 0
     note: str = ""
@@ -41,6 +44,9 @@ class Scores(Protocol):
 
     def choose(self, row: int) -> int:
         """The target's own next token after `row`."""
+
+    def distribution(self, row: int) -> Floats:
+        """The law that `choose` samples from, sampler settings applied: shape (vocabulary,)."""
 
     def probability(self, row: int, token: int) -> float:
         """The target's unwarped probability of `token` after `row`."""
@@ -64,6 +70,9 @@ class Backend(Protocol):
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
 
+    def vocabulary(self) -> Sequence[str]:
+        """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
+
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text of a conversation, up to where the assistant's answer begins."""
 
@@ -78,3 +87,18 @@ class Backend(Protocol):
 
     def accept(self, rows: Sequence[int]) -> None:
         """Keep the root and the accepted rows in the cache, drop every other row of the tree."""
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """The length of the longest common prefix of two lists of tokens.
+
+    By halving: comparing slices of lists takes nanoseconds a token, a loop fifty times that.
+    """
+    known, limit = 0, min(len(left), len(right))
+    while known < limit:
+        middle = (known + limit + 1) // 2
+        if list(left[known:middle]) == list(right[known:middle]):
+            known = middle
+        else:
+            limit = middle - 1
+    return known

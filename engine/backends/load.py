@@ -154,10 +154,18 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads() if str(model.device) == "cpu" else 0,
+        tokenizer_type=tokenizer_type(tokenizer),
         parameters=sum(p.numel() for p in model.parameters()),
         memory_bytes=weights,
         note=note and f"{note}, so it decodes plainly.",
     )
+
+
+def tokenizer_type(tokenizer: Any) -> str:
+    """How a tokenizer splits text: the type of its model, else the name of its class."""
+    if getattr(tokenizer, "is_fast", False):
+        return type(tokenizer.backend_tokenizer.model).__name__
+    return type(tokenizer).__name__
 
 
 def recommended(model: Any) -> Sampling:

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.backends.base import BackendInfo
-from engine.sampling import Floats, choose, likeliest, probabilities
+from engine.backends.base import BackendInfo, common_prefix
+from engine.sampling import Floats, choose, distribution, likeliest, probabilities
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -20,21 +20,36 @@ END, USER, ASSISTANT, SYSTEM = 256, 257, 258, 259
 SPECIAL = {END: "<|end|>", USER: "<|user|>", ASSISTANT: "<|assistant|>", SYSTEM: "<|system|>"}
 VOCABULARY = 260
 MEMORY = 2
-LIKELY = 0.02
+
+
+def generator(suffix: tuple[int, ...], key: int) -> np.random.Generator:
+    """Random numbers that depend on the end of a context alone."""
+    state = 1469598103934665603 + key
+    for token in suffix:
+        state = (state ^ (token + 1)) * 1099511628211 % 2**64
+    return np.random.Generator(np.random.Philox(key=state))
 
 
 @lru_cache(maxsize=1 << 16)
 def toy_logits(suffix: tuple[int, ...]) -> Floats:
     """The logits after a context that ends in `suffix`; shape (260,)."""
-    state = 1469598103934665603
-    for token in suffix:
-        state = (state ^ (token + 1)) * 1099511628211 % 2**64
-    stream = np.random.Generator(np.random.Philox(key=state))
+    stream = generator(suffix, 0)
     logits = stream.standard_normal(VOCABULARY, dtype=np.float32)
     letters = stream.integers(97, 123, size=3)
     logits[letters] += np.array([9.0, 6.0, 5.0], dtype=np.float32)
     logits[[END, 32]] += np.array([1.5, 4.0], dtype=np.float32)
     logits[[USER, ASSISTANT, SYSTEM]] = -20.0
+    return logits
+
+
+def deviating(deviation: float, key: int = 1) -> Callable[[tuple[int, ...]], Floats]:
+    """The logits of a model that resembles the toy: the more it deviates, the worse it drafts."""
+
+    @lru_cache(maxsize=1 << 16)
+    def logits(suffix: tuple[int, ...]) -> Floats:
+        noise = generator(suffix, key).standard_normal(VOCABULARY, dtype=np.float32)
+        return toy_logits(suffix) + np.float32(deviation) * noise
+
     return logits
 
 
@@ -47,22 +62,35 @@ class ToyScores:
     def choose(self, row: int) -> int:
         return choose(self.rows[row], self.sampling, self.positions[row])
 
+    def distribution(self, row: int) -> Floats:
+        return distribution(self.rows[row], self.sampling)
+
     def probability(self, row: int, token: int) -> float:
         return float(probabilities(self.rows[row])[token])
 
     def likely(self, row: int) -> list[tuple[int, float]]:
-        return likeliest(probabilities(self.rows[row]), LIKELY)
+        return likeliest(probabilities(self.rows[row]))
 
 
 class ToyBackend:
-    """The toy model. `forwards` counts target forwards, `cache` is what a real cache would hold."""
+    """The toy model, or one of other `logits` after the last two tokens, shape (260,).
 
-    def __init__(self, context_length: int = 4096) -> None:
+    `forwards` counts forwards, `cache` is what a real cache would hold.
+    """
+
+    def __init__(
+        self,
+        context_length: int = 4096,
+        name: str = "toy",
+        logits: Callable[[tuple[int, ...]], Floats] = toy_logits,
+    ) -> None:
+        self.logits = logits
         self.info = BackendInfo(
-            name="toy",
+            name=name,
             kind="toy",
-            fingerprint="toy",
+            fingerprint=name,
             tokenizer_fingerprint="bytes",
+            tokenizer_type="bytes",
             vocabulary_size=VOCABULARY,
             eos_ids=frozenset({END}),
             context_length=context_length,
@@ -88,15 +116,16 @@ class ToyBackend:
         data = b"".join(SPECIAL[t].encode() if t in SPECIAL else bytes([t]) for t in tokens)
         return data.decode("utf-8", "replace")
 
+    def vocabulary(self) -> list[str]:
+        return [SPECIAL.get(token) or f"<0x{token:02X}>" for token in range(VOCABULARY)]
+
     def render(self, messages: Sequence[Message]) -> str:
         turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in messages)
         return turns + "<|assistant|>"
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
         wanted = list(tokens[:-1])
-        reused = 0
-        while reused < min(len(self.cache), len(wanted)) and self.cache[reused] == wanted[reused]:
-            reused += 1
+        reused = common_prefix(self.cache, wanted)
         self.cache = wanted
         return reused
 
@@ -108,7 +137,7 @@ class ToyBackend:
             before = tuple(self.cache[-MEMORY:]) if parent < 0 else suffixes[parent]
             suffixes.append((*before, token)[-MEMORY:])
         positions = [len(self.cache) + 1 + depth for depth in tree.depths]
-        return ToyScores([toy_logits(suffix) for suffix in suffixes], positions, sampling)
+        return ToyScores([self.logits(suffix) for suffix in suffixes], positions, sampling)
 
     def accept(self, rows: Sequence[int]) -> None:
         assert self.tree is not None, "accept follows score"

@@ -8,7 +8,6 @@ such a forward correctly is not assumed but checked at load: one that fails deco
 
 from collections.abc import Callable, Sequence
 from inspect import signature
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from engine.backends.base import BackendInfo
+from engine.backends.base import BackendInfo, common_prefix
 from engine.errors import PromptError
-from engine.sampling import Floats, choose, likeliest, probabilities
+from engine.sampling import Floats, choose, distribution, likeliest, probabilities
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -26,8 +25,6 @@ from engine.types import Message
 PREFILL_CHUNK = 512
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 MAX_NODES = 128
-LIKELY = 0.02
-"""Successors of less probability are of no use to a drafter."""
 
 
 class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -107,6 +104,9 @@ class LogitScores:
     def choose(self, row: int) -> int:
         return choose(self.row(row), self.sampling, self.positions[row])
 
+    def distribution(self, row: int) -> Floats:
+        return distribution(self.row(row), self.sampling)
+
     def softmax(self, row: int) -> Floats:
         """One row's probabilities, computed once."""
         if row not in self.shares:
@@ -117,7 +117,7 @@ class LogitScores:
         return float(self.softmax(row)[token])
 
     def likely(self, row: int) -> list[tuple[int, float]]:
-        return likeliest(self.softmax(row), LIKELY)
+        return likeliest(self.softmax(row))
 
 
 class TransformersBackend:
@@ -164,6 +164,11 @@ class TransformersBackend:
             )
         )
 
+    def vocabulary(self) -> list[str]:
+        return [
+            str(token) for token in self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        ]
+
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation in the model's chat template (run in transformers' sandbox)."""
         turns = [{"role": message.role, "content": message.content} for message in messages]
@@ -189,8 +194,7 @@ class TransformersBackend:
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
         wanted = list(tokens[:-1])
-        pairs = zip(self.cached, wanted, strict=False)
-        reused = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        reused = common_prefix(self.cached, wanted)
         if not self.info.can_tree and reused < len(self.cached):
             self.reset()  # a cache that cannot roll back starts again
             reused = 0

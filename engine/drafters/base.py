@@ -5,7 +5,7 @@ from typing import Protocol
 
 from engine.budget import Budget
 from engine.tree import Tree
-from engine.types import Followers
+from engine.types import Followers, Work
 
 Likely = Callable[[int], Sequence[tuple[int, float]]]
 """The target's likeliest next tokens with their probabilities, for the i-th of the new tokens."""
@@ -16,10 +16,10 @@ class Drafter(Protocol):
 
     name: str
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Add drafts of what follows `tokens` to the tree, within the budget.
 
-        Returns the seconds that each of its sources spent looking things up.
+        Returns what each of its sources did for it.
         """
 
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
@@ -76,3 +76,26 @@ class Frozen:
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept."""
+
+
+class Learner:
+    """A drafter that drafts nothing and lets tiers learn: they draft elsewhere, or next time."""
+
+    name = "databases"
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        self.tiers = tiers
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Nothing is added."""
+        return {}
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Pass it on."""
+        for tier in self.tiers:
+            tier.observe(tokens, new, likely)
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Pass it on."""
+        for tier in self.tiers:
+            tier.finish(tokens, new)

@@ -6,6 +6,7 @@ them. Long matches are what copying lives on: a drafted token is found by a long
 
 from collections.abc import Callable, Sequence
 
+from engine.backends.base import common_prefix
 from engine.drafters.base import Likely
 from engine.drafters.ngrams import NgramCounts
 from engine.types import CONTEXT, Followers
@@ -63,11 +64,3 @@ class ContextTier:
         fresh, self.unsaved = self.log[self.unsaved :], len(self.log)
         if fresh:
             self.save(fresh)
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """The number of leading tokens that two sequences share."""
-    size = min(len(left), len(right))
-    if left[:size] == right[:size]:
-        return size
-    return next((i for i in range(size) if left[i] != right[i]), size)

@@ -19,6 +19,7 @@ from engine.budget import Budget
 from engine.calibration import LONGEST, RANKS, Calibration, Evidence, Rate, Trusts
 from engine.drafters.base import Likely, Tier
 from engine.tree import Tree
+from engine.types import Work
 
 NEGLIGIBLE = 0.02
 """Once so little probability is left, shorter matches are not listened to."""
@@ -54,8 +55,8 @@ class Hierarchy:
                 for source in dict.fromkeys(self.sources.values())
             ]
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
-        """Grow the tree; returns the seconds that each tier spent on look-ups."""
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Grow the tree; returns the time that each tier spent on look-ups."""
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         suffix = tuple(tokens[-LONGEST:])
         before = len(tree)
@@ -65,7 +66,7 @@ class Hierarchy:
                 self.grow_from(group, tree, suffix, budget)
         tree.cut(max(before, budget.best))
         del self.bets[len(tree) - before :]
-        return dict(self.spent)
+        return {source: Work(seconds) for source, seconds in self.spent.items()}
 
     def grow_from(
         self, tiers: Sequence[Tier], tree: Tree, suffix: tuple[int, ...], budget: Budget

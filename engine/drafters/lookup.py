@@ -14,7 +14,7 @@ from time import perf_counter
 from engine.budget import Budget
 from engine.drafters.base import Likely
 from engine.tree import Tree, graft
-from engine.types import CONTEXT
+from engine.types import CONTEXT, Work
 
 LONGEST_MATCH = 3
 LONGEST_COPY = 10
@@ -43,7 +43,7 @@ class LookupDrafter:
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """The next prompt holds this answer, if it matters then."""
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """What followed the first place of the longest n-gram, as a chain, however likely."""
         clock = perf_counter()
         for size in range(min(LONGEST_MATCH, len(tokens)), 0, -1):
@@ -52,4 +52,4 @@ class LookupDrafter:
                 copy = tokens[end : end + min(budget.depth, LONGEST_COPY)]
                 graft(tree, copy, self.name, size, budget.nodes)
                 break
-        return {self.name: perf_counter() - clock}
+        return {self.name: Work(perf_counter() - clock)}

@@ -9,11 +9,11 @@ Two things differ, both in its favour: shared prefixes are verified once, and th
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 
+from engine.backends.base import common_prefix
 from engine.budget import Budget
 from engine.drafters.base import Likely, NgramTable
-from engine.drafters.context import common_prefix
 from engine.tree import Tree, graft
-from engine.types import CONTEXT, MODEL, STATISTICS
+from engine.types import CONTEXT, MODEL, STATISTICS, Work
 
 DRAFTS = 7
 AHEAD = 4
@@ -30,7 +30,7 @@ class Flat:
         """Drafts of what follows, with the number of tokens that each was found by."""
         raise NotImplementedError
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, float]:
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Add the drafts, whatever they are worth."""
         clock = perf_counter()
         taken: set[tuple[int, ...]] = set()
@@ -41,7 +41,7 @@ class Flat:
             graft(tree, draft[: budget.depth], self.name, length, budget.nodes)
             if len(taken) == DRAFTS:
                 break
-        return {self.name: perf_counter() - clock}
+        return {self.name: Work(perf_counter() - clock)}
 
 
 class PublishedContext(Flat):

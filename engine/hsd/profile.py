@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import isfinite
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-Rule = Literal["match", "rejection"]
-"""How drafts are verified (engine/verify.py)."""
-RULES: tuple[Rule, ...] = ("match", "rejection")
+from engine.types import RULES, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +179,10 @@ def check_costs(model: ModelProfile) -> None:
     if model.databases is not None:
         times.append(model.databases.seconds)
         check_law(model.databases.law)
-    if 0 not in model.costs or min(model.costs) < 0 or not model.choice >= 0:
+    if 0 not in model.costs or min(model.costs) < 0:
         raise ValueError(f"the costs of {model.name!r} do not begin at 0 drafted tokens")
+    if not (isfinite(model.choice) and model.choice >= 0):
+        raise ValueError(f"the time of a choice of {model.name!r} is not one: {model.choice}")
     if not all(isfinite(seconds) and seconds > 0 for seconds in times):
         raise ValueError(f"a time of {model.name!r} is not positive: {times}")
 

@@ -1,0 +1,95 @@
+"""What is asked in a measurement: questions of a file, or tokens drawn at random."""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+
+from engine.backends.transformers import TransformersBackend
+from engine.chat import Chat
+from engine.errors import PromptError, SettingError
+from engine.types import Message
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+RANDOM = "random"
+RANDOM_PROMPTS, RANDOM_TOKENS, RANDOM_SEED = 8, 200, 0
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which prompts are measured, and how long an answer may be."""
+    add = parser.add_argument
+    add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns', or 'random' tokens")
+    add("--skip", type=int, default=0, help="leave out the first N of every category")
+    add("--limit", type=int, default=0, help="prompts in all, 0 for every one (random: 8)")
+    add("--max-new-tokens", type=int, default=128)
+
+
+def questions_of(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """What `prepared` makes prompts of; none where they are random. Read before any load."""
+    if options.prompts == RANDOM:
+        return []
+    return read_prompts(Path(options.prompts), options.limit, options.skip)
+
+
+def read_prompts(path: Path, limit: int, skip: int = 0) -> list[tuple[str, str]]:
+    """(category, first turn) of each question; a limit takes from all categories in turn.
+
+    The first `skip` questions of every category are left out, to measure on held-out ones.
+    """
+    categories: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            name = str(record.get("category", "all"))
+            categories[name].append((name, str(record["turns"][0])))
+        longest = max(len(prompts) for prompts in categories.values())
+    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        raise SettingError(
+            f"The prompts in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
+            'object with "turns", a list of texts.'
+        ) from error
+    if skip >= longest:
+        raise SettingError(
+            f"Skipping {skip} leaves none: no category has more than {longest} prompts."
+        )
+    mixed = [p[i] for i in range(skip, longest) for p in categories.values() if i < len(p)]
+    return mixed[: limit or None]
+
+
+def random_prompts(backend: TransformersBackend, limit: int, skip: int = 0) -> list[list[int]]:
+    """Prompts of tokens drawn evenly, the same each time: a text in which nothing is to be found.
+
+    Neither special tokens nor others that the tokenizer adds to its vocabulary are drawn.
+    """
+    tokenizer, size = backend.tokenizer, backend.info.vocabulary_size
+    added = {*backend.info.eos_ids, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    usable = sorted({i for i in tokenizer.get_vocab().values() if i < size} - added)
+    draw = Random(RANDOM_SEED)
+    count = skip + (limit or RANDOM_PROMPTS)
+    return [draw.choices(usable, k=RANDOM_TOKENS) for _ in range(count)][skip:]
+
+
+def cut_prompt(chat: Chat, text: str, room: int) -> list[int]:
+    """The prompt tokens of a question, its text cut at the end until it has `room` tokens."""
+    while True:
+        tokens = chat.prompt([Message("user", text)], known=())
+        if len(tokens) <= room:
+            return tokens
+        text = text[: int(len(text) * room / len(tokens)) - 1]
+        if not text.strip():
+            raise PromptError(f"There is no room for a question in {room} tokens.")
+
+
+def prepared(
+    backend: TransformersBackend, options: argparse.Namespace, questions: list[tuple[str, str]]
+) -> list[tuple[str, list[int]]]:
+    """(category, tokens) of each prompt, cut so that an answer fits behind it."""
+    room = backend.info.context_length - options.max_new_tokens - 1
+    chat = Chat(backend)
+    if options.prompts != RANDOM:
+        return [(category, cut_prompt(chat, text, room)) for category, text in questions]
+    if room < 1:
+        raise PromptError(f"There is no room for a prompt in {room} tokens.")
+    drawn = random_prompts(backend, options.limit, options.skip)
+    return [(RANDOM, tokens[:room]) for tokens in drawn]

@@ -1,0 +1,139 @@
+"""Why a plan is slower than plain decoding, in words: its costs, its acceptance or its batches.
+
+To verify n drafts takes n x + c(n) + h (E - 1) seconds, where a drafted token takes x and every
+choice after the first h, and it emits E tokens. That beats c(0) per token if E is more than
+
+    need(n) = (n x + c(n) - h) / (c(0) - h).
+
+E is n + 1 at most. Where even that is too little for every n the cost is the cause, and otherwise
+acceptance. The formulas are this project's own, as those of engine/hsd/planner.py are.
+"""
+
+from math import ceil, floor, inf
+
+import numpy as np
+
+from engine.hsd.planner import LONGEST, Plan, Recursion, batches, best, emitted
+from engine.hsd.profile import ModelProfile, Profile
+from engine.types import Rule
+
+TOLERANCE = 1.1
+"""A measurement may exceed its prediction by so much before the profile is in doubt."""
+
+
+def why(profile: Profile, plan: Plan, rule: Rule, measured: float | None = None) -> list[str]:
+    """What is wrong with a plan and what to change, in sentences; none if all is well.
+
+    `measured` are the seconds per token that it took, if it ran; else its prediction counts.
+    """
+    recursion = Recursion(profile, rule)
+    plain, predicted = profile.target.seconds(0), recursion.latency(plan)
+    seconds = predicted if measured is None else measured
+    if predicted <= plain and seconds > TOLERANCE * predicted:
+        return [
+            f"{plan} takes {ms(seconds)} per token, predicted were "
+            f"{ms(predicted)}: the profile is of other text or of another load. "
+            "Profile again."
+        ]
+    if not plan.rungs and not plan.databases or min(seconds, predicted) < plain:
+        return []
+    found = [
+        f"{plan} takes {ms(seconds)} per token, plain decoding {ms(plain)}.",
+        *reasons(recursion, plan, rule),
+    ]
+    better = best(profile, rule)
+    if better == Plan():
+        return [*found, "Plain decoding is the fastest here."]
+    return [*found, f"The fastest here is {better}: {ms(recursion.latency(better))}."]
+
+
+def reasons(recursion: Recursion, plan: Plan, rule: Rule) -> list[str]:
+    """A sentence for everything in a plan that drafts for a model which is faster without it."""
+    profile = recursion.profile
+    levels = [*(profile.index(rung.model) for rung in plan.rungs), len(profile.models) - 1]
+    found = [of_databases(profile.models[levels[0]])] if plan.databases else []
+    for at, below in enumerate(levels[:-1]):
+        law, seconds = recursion.handed(Plan(plan.rungs[: at + 1], plan.databases))
+        each = seconds / float(law @ np.arange(len(law)))
+        found.append(of_pair(profile, rule, below, levels[at + 1], plan.rungs[at].batch, each))
+    return [sentence for sentence in found if sentence]
+
+
+def of_databases(model: ModelProfile) -> str:
+    """Why the databases do not pay for a model; empty if they do."""
+    rounds = model.databases
+    assert rounds is not None, f"no databases were measured for {model.name}"
+    mean = sum(tokens * share for tokens, share in enumerate(rounds.law, start=1))
+    needed = rounds.seconds / model.seconds(0)
+    if mean > needed:
+        return ""
+    return (
+        f"With the databases {model.name} emits {mean:.2f} tokens a round; as long as a round "
+        f"takes, they pay from {needed:.2f}."
+    )
+
+
+def of_pair(profile: Profile, rule: Rule, below: int, above: int, batch: int, each: float) -> str:
+    """Why drafts of `below`, which take `each` seconds, do not pay for `above`; empty if so."""
+    draft, model = profile.models[below].name, profile.models[above]
+    pair, alone = profile.pairs[below, above], model.seconds(0)
+    edges = batches(profile, rule, below, above)
+    least = min(edges, key=lambda edge: edge.seconds(each))
+    if edges[batch - 1].seconds(each) < alone:
+        return ""
+    if least.seconds(each) < alone:
+        return (
+            f"{draft} hands up {batch} tokens at a time: with {least.batch}, {model.name} would "
+            f"take {ms(least.seconds(each))} per token, and alone {ms(alone)}."
+        )
+    needed = {n: need(model, n, each) for n in range(1, LONGEST + 1)}
+    rates = [(acceptance(mean, n), n) for n, mean in needed.items() if mean < n + 1]
+    if not rates:
+        return of_cost(draft, model, each)
+    pays, drafted = min(rates)
+    rate = acceptance(emitted(pair, rule, drafted), drafted)
+    # Rounded away from each other: two equal numbers would explain nothing.
+    return (
+        f"{model.name} accepts {floor(round(100 * rate, 6))} % of the tokens of {draft}; at "
+        f"{ms(each)} per token they pay from {ceil(round(100 * pays, 6))} %."
+    )
+
+
+def of_cost(draft: str, model: ModelProfile, each: float) -> str:
+    """Why drafts cannot pay even if all are accepted: what they, or verifying them, would cost."""
+    alone, choice = model.seconds(0), model.choice
+    limit = max(
+        ((n + 1) * (alone - choice) - model.seconds(n) + choice) / n for n in range(1, LONGEST + 1)
+    )
+    if limit <= 0:
+        return (
+            f"{model.name} takes {ms(alone)} per token alone and "
+            f"{ms(model.seconds(1))} to verify one: no draft model can pay."
+        )
+    return (
+        f"{draft} takes {ms(each)} per token, {model.name} alone {ms(alone)}: "
+        f"even with all its tokens accepted it would have to take less than {ms(limit)}."
+    )
+
+
+def need(model: ModelProfile, drafted: int, each: float) -> float:
+    """The tokens that verifying so many drafts of `each` seconds must emit to be worth it."""
+    won = model.seconds(0) - model.choice
+    return (drafted * each + model.seconds(drafted) - model.choice) / won if won > 0 else inf
+
+
+def acceptance(mean: float, drafted: int) -> float:
+    """The a for which 1 + a + ... + a^n is the mean: equal acceptances that emit as much."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if sum(middle**depth for depth in range(drafted + 1)) < mean:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, in three digits."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"

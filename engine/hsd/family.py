@@ -1,0 +1,103 @@
+"""A target, the draft models that are loaded for it, and what was measured of them together."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from engine.backends.base import Backend
+from engine.costs import CostCurve
+from engine.drafters.base import Drafter
+from engine.errors import ModelError, SettingError
+from engine.hsd.planner import DATABASES, Plan, Recursion, best, resolve
+from engine.hsd.profile import Profile
+from engine.hsd.stack import Level, Stack
+from engine.hsd.vocabulary import check_vocabulary
+from engine.settings import Sampling
+from engine.types import Rule
+from engine.verify import verifier
+
+
+class Family:
+    """The draft models by name, the smallest first.
+
+    `profile` is None until the family was profiled; nothing can be planned before. `samplings`
+    holds the sampler of every draft that has one of its own. Raises ModelError for a model that
+    cannot draft for the target.
+    """
+
+    def __init__(
+        self,
+        target: Backend,
+        drafts: Mapping[str, Backend],
+        profile: Profile | None = None,
+        samplings: Mapping[str, Sampling] | None = None,
+    ) -> None:
+        for name, draft in drafts.items():
+            check_drafts(target, name, draft)
+        self.target, self.profile = target, profile
+        self.drafts = dict(sorted(drafts.items(), key=lambda item: item[1].info.parameters))
+        self.samplings = samplings or {}
+        self.plans: dict[tuple[str, Rule, bool], Plan] = {}
+        sizes = [model.info.vocabulary_size for model in (target, *drafts.values())]
+        self.vocabulary = min(sizes)
+
+    def profiled(self) -> Profile:
+        """The profile. Raises SettingError when there is none."""
+        if self.profile is None:
+            names = ", ".join(self.drafts) or "none"
+            raise SettingError(
+                f"The draft models ({names}) were not profiled with {self.target.info.name} and "
+                "this sampler. Profile them in the Stack tab, or choose hierarchy drafting."
+            )
+        return self.profile
+
+    def plan(self, spec: str, rule: Rule, databases: bool = True) -> Plan:
+        """The plan of that text (engine/hsd/planner.py), the best one for an empty text.
+
+        `databases` says whether they may take part in the best one.
+        """
+        profile, key = self.profiled(), (spec, rule, databases)
+        if key not in self.plans:
+            allowed = [*self.drafts, *([DATABASES] if databases else [])]
+            self.plans[key] = resolve(profile, spec, rule) if spec else best(profile, rule, allowed)
+        return self.plans[key]
+
+    def stack(self, plan: Plan, sampling: Sampling, rule: Rule, below: Drafter | None) -> Stack:
+        """The drafter of a plan with at least one rung; `below` drafts for the smallest model.
+
+        Raises SettingError for a model that is not loaded.
+        """
+        profile, drafter = self.profiled(), below
+        for number, rung in enumerate(plan.rungs, start=1):
+            if rung.model not in self.drafts:
+                raise SettingError(
+                    f"The draft model {rung.model!r} of the plan {plan} is not loaded. Loaded: "
+                    f"{', '.join(self.drafts) or 'none'}. Load it in the Stack tab."
+                )
+            own = replace(self.samplings.get(rung.model, sampling), seed=sampling.seed)
+            costs = profile.models[profile.index(rung.model)].costs
+            top = drafter = Level(
+                rung.model,
+                self.drafts[rung.model],
+                rung.batch,
+                own,
+                verifier(rule, sampling.seed, number, self.vocabulary),
+                self.vocabulary,
+                drafter,
+                CostCurve(costs),
+            )
+        recursion = Recursion(profile, rule)
+        emits, _ = recursion.round(plan, len(profile.models) - 1)
+        tokens = float(sum(tokens * share for tokens, share in enumerate(emits)))
+        return Stack(top, tokens, recursion.handed(plan)[1])
+
+
+def check_drafts(target: Backend, name: str, draft: Backend) -> None:
+    """Raise ModelError unless a model can draft for the target."""
+    if not target.info.can_tree:
+        raise ModelError(f"{target.info.name} cannot verify drafts: {target.info.note}")
+    if not draft.info.can_tree:
+        raise ModelError(
+            f"{name} cannot draft: {draft.info.note or 'it cannot roll back'} Choose a model that "
+            "can, or leave it out."
+        )
+    check_vocabulary(target, draft)

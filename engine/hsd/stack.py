@@ -1,0 +1,205 @@
+"""Draft models in a stack: each verifies what the one below it drafts, the target verifies last.
+
+A level is a drafter like any other. Asked for a draft, it gathers at least `batch` tokens: its own
+drafter below proposes, one forward verifies, what it keeps and what it says next are its own (by
+the rule of the run, engine/verify.py). The lowest has nobody below it, or the databases. So what a
+level hands up is just what its model alone would have said, and the level above need not know how
+it came about: the recursion produce(i) of HSD (arXiv 2510.19705).
+
+Invariant: a level's cache holds `cached`, which may differ from the decided tokens in its end only.
+It is rolled back when the level is next asked, and what it lacks goes into the same forward.
+"""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+from engine.backends.base import Backend, common_prefix
+from engine.budget import Budget
+from engine.costs import LARGEST, CostCurve
+from engine.decode import never
+from engine.drafters.base import Drafter, Likely
+from engine.settings import Drafting, Sampling
+from engine.tree import Tree
+from engine.types import DRAFT, Work
+from engine.verify import Verifier, Walk
+
+LAG = 8
+"""Up to so many tokens that a cache lacks are computed together with the drafts."""
+
+
+class Level:
+    """One draft model. `batch` is T_i, the least number of tokens it hands up at a time.
+
+    `sampling` is its own sampler; with the rule "match" drafts are accepted more often the more it
+    resembles the target's. Tokens from `vocabulary` on are not known to all models. `costs` bounds
+    what databases below it draft.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        batch: int,
+        sampling: Sampling,
+        rule: Verifier,
+        vocabulary: int,
+        below: Drafter | None = None,
+        costs: CostCurve | None = None,
+    ) -> None:
+        self.name, self.source = name, DRAFT + name
+        self.backend, self.batch, self.sampling, self.rule = backend, batch, sampling, rule
+        self.vocabulary, self.below, self.costs = vocabulary, below, costs
+        self.cached: list[int] = []
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Add a chain of this model's own tokens: a batch, or what there is room for."""
+        context_left = self.backend.info.context_length - len(tokens) - 1
+        room = max(0, min(budget.depth, budget.nodes - len(tree), context_left))
+        chain, context, work = Tree(tokens[-1]), list(tokens), {self.source: Work(0.0)}
+        ended = False
+        while len(chain) < min(self.batch, room) and not ended:
+            ended = self.extend(chain, context, room - len(chain), work)
+        chain.cut(room)
+        tree.attach(0, chain)
+        return work
+
+    def extend(self, chain: Tree, context: list[int], room: int, work: dict[str, Work]) -> bool:
+        """One round: draft, verify in one forward, put what is said behind chain and context.
+
+        True when nothing can follow: the end of the answer, or a token that others do not know.
+        """
+        clock = perf_counter()
+        drafts, below = self.drafted(context, room)
+        spent = perf_counter() - clock
+        tree, start = self.rooted(context)
+        tree.attach(start, drafts)
+        scores = self.backend.score(tree, self.sampling)
+        walk = self.rule.walk(tree, scores, start)
+        self.backend.accept([*range(1, start + 1), *walk.rows])
+        said = [*context, *walk.tokens]
+        self.cached = said[:-1]
+        if self.below is not None:
+            self.below.observe(said, len(walk.tokens), None)
+        ended = self.link(chain, context, tree, walk)
+        seconds = perf_counter() - clock - spent
+        add(work, {**below, self.source: Work(seconds, 1, len(drafts), len(walk.rows))})
+        return ended
+
+    def drafted(self, context: Sequence[int], room: int) -> tuple[Tree, Mapping[str, Work]]:
+        """What the drafter below proposes, and what it took."""
+        drafts = Tree(context[-1])
+        if self.below is None:
+            return drafts, {}
+        budget = Budget(Drafting(), room, self.vocabulary, self.costs)
+        return drafts, self.below.grow(drafts, context, budget)
+
+    def link(self, chain: Tree, context: list[int], tree: Tree, walk: Walk) -> bool:
+        """Put the tokens of a walk behind chain and context; whether that is the end of both."""
+        row = len(chain)
+        for i, token in enumerate(walk.tokens):
+            if token >= self.vocabulary:
+                return True
+            if i < len(walk.rows):
+                kept = walk.rows[i]
+                row = chain.add(row, token, tree.sources[kept], tree.match_lengths[kept])
+            else:
+                row = chain.add(row, token, self.source)
+            if walk.laws:
+                chain.laws[row] = walk.laws[i]
+            context.append(token)
+            if token in self.backend.info.eos_ids:
+                return True
+        return False
+
+    def rooted(self, context: Sequence[int]) -> tuple[Tree, int]:
+        """A tree of the tokens that the cache lacks, and the row of the last one of `context`."""
+        known = common_prefix(self.cached, context[:-1])
+        if len(context) - known > LAG:
+            self.backend.prefill(context, never)
+            return Tree(context[-1]), 0
+        if known < len(self.cached):
+            self.backend.prefill(context[: known + 1], never)
+        tree = Tree(context[known])
+        for row, token in enumerate(context[known + 1 :]):
+            tree.add(row, token, "")
+        return tree, len(tree)
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Read a prompt; what is decided later is read with the next draft."""
+        if new == len(tokens):
+            self.backend.prefill(tokens, never)
+            self.cached = list(tokens[:-1])
+            if self.below is not None:
+                self.below.observe(tokens, new, likely)
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing is kept of an answer but what the cache holds."""
+
+
+def add(work: dict[str, Work], more: Mapping[str, Work]) -> None:
+    """Add up what sources did."""
+    for source, done in more.items():
+        before = work.get(source, Work(0.0))
+        work[source] = Work(
+            before.seconds + done.seconds,
+            before.forwards + done.forwards,
+            before.drafted + done.drafted,
+            before.accepted + done.accepted,
+        )
+
+
+TRIES = 4
+"""What a prediction is worth, in observed steps."""
+MEMORY = 32
+"""Older steps fade, so that the gate follows the text."""
+RETRY = 32
+"""After so many steps without it, the stack is tried again."""
+
+
+class Stack:
+    """The top level behind a gate: it drafts where that is expected to be the fastest.
+
+    The rivals are plain decoding and what the databases have put into the tree before. `tokens`
+    and `seconds` are what a step with a draft emits and what drafting it takes: predicted at
+    first, then observed. Without a measured cost curve it drafts whenever the databases did not.
+    """
+
+    name = "draft models"
+
+    def __init__(self, top: Level, tokens: float, seconds: float) -> None:
+        self.top, self.tokens, self.seconds = top, tokens, seconds
+        self.steps, self.skipped = TRIES, 0
+        self.drafting = False
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Let the top level draft, unless others are better at it here."""
+        self.drafting = self.pays(len(tree), budget)
+        if not self.drafting:
+            return {}
+        clock = perf_counter()
+        work = self.top.grow(tree, tokens, budget)
+        self.steps = min(self.steps + 1, MEMORY)
+        self.seconds += (perf_counter() - clock - self.seconds) / self.steps
+        return work
+
+    def pays(self, nodes: int, budget: Budget) -> bool:
+        """Whether tokens come faster with the stack than with the tree as it is."""
+        if budget.costs is None:
+            return not nodes
+        step = self.seconds + budget.costs.table[min(nodes + self.top.batch, LARGEST)]
+        if self.tokens / step > budget.worth or self.skipped >= RETRY:
+            self.skipped = 0
+            return True
+        self.skipped += 1
+        return False
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Learn what the draft was worth."""
+        if self.drafting:
+            self.tokens += (new - self.tokens) / self.steps
+            self.drafting = False
+        self.top.observe(tokens, new, likely)
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing is kept."""
+        self.top.finish(tokens, new)
