@@ -59,6 +59,9 @@ KEPT = (
 )  # fmt: skip
 SPREAD = 0.02
 """The standard deviation of idle weights."""
+GROUP = 64
+"""Weights that share a scale when they are rounded."""
+BITS = range(2, 9)
 SHARD = 2_000_000_000
 """Bytes per weight file, which is also what is held in memory beside the original."""
 
@@ -148,6 +151,23 @@ def inflate(model: Any, shape: Shape, seed: int = 0) -> tuple[Any, dict[str, tor
     return config, dict(inflated_weights(model, shape, list(skeleton(config)), seed))
 
 
+def rounded(model: Any, bits: int) -> None:
+    """Round every matrix of a model to `bits` bits, in groups of GROUP with a common scale.
+
+    What a quantised copy says, which is nearly the same: a draft model of high acceptance. Written
+    into a shape of a fraction of the original's size, it stands for that copy, which reads as many
+    bytes.
+    """
+    steps = 2 ** (bits - 1)
+    for weight in model.parameters():
+        if weight.dim() == 2:
+            groups = weight.data.float().reshape(-1, GROUP)
+            scale = groups.abs().amax(1, keepdim=True).clamp(min=1e-9) / (steps - 0.5)
+            # An even number of levels around zero: the middle of each step.
+            levels = (groups / scale - 0.5).round().clamp(-steps, steps - 1) + 0.5
+            weight.data = (levels * scale).reshape(weight.shape).to(weight.dtype)
+
+
 def write(model: Any, shape: Shape, source: Path, output: Path, seed: int) -> None:
     """Write the inflated model to the folder `output`, which appears only when it is complete.
 
@@ -211,6 +231,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes.add_argument("--shape", metavar=numbers, help="for a model of any size")
     parser.add_argument("--output", type=Path, required=True, help="a new or empty folder")
     parser.add_argument("--model", default="embedded", help="'embedded' or a folder")
+    parser.add_argument("--bits", type=int, help="round the original's weights first: 2 to 8")
     parser.add_argument("--dtype", default="bfloat16", help=", ".join(DTYPES))
     parser.add_argument("--seed", type=int, default=0, help="of the idle weights")
     parser.add_argument("--device", default="auto", help="where the two models are compared")
@@ -239,6 +260,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise SettingError(
             f"The dtype {options.dtype!r} is unknown. Choose from: {', '.join(DTYPES)}."
         )
+    if options.bits is not None and options.bits not in BITS:
+        raise SettingError(f"Weights cannot be rounded to {options.bits} bits. Give 2 to 8.")
     if options.limit < 0 or options.max_new_tokens < 1:
         raise SettingError("Compare at least one token, and give no negative limit.")
     if options.model != "embedded" and not Path(options.model).is_dir():
@@ -260,8 +283,11 @@ def run(options: argparse.Namespace) -> None:
     source = EMBEDDED if options.model == "embedded" else Path(options.model)
     original = load_transformers(str(source), device=options.device, dtype=options.dtype)
     check_fits(original.model.config, shape)
+    if options.bits is not None:
+        rounded(original.model, options.bits)
     write(original.model, shape, source, output, options.seed)
     figures = {"model": output.name, "original": original.info.name, "dtype": options.dtype}
+    figures["bits"] = options.bits
     figures |= sizes(original.model.config, shape, original.model.dtype)
     if not options.no_verify:
         inflated = load_transformers(str(output), device=options.device, dtype=options.dtype)
@@ -297,7 +323,8 @@ def report(figures: dict[str, Any], old: Shape, new: Shape) -> None:
     print(
         f"{figures['model']}: {figures['parameters'] / 1e6:,.1f} M parameters "
         f"({figures['zeros']:.0%} of them zero), {figures['bytes'] / 1e9:.2f} GB, "
-        f"{figures['dtype']}\n"
+        f"{figures['dtype']}"
+        + (f", rounded to {figures['bits']} bits\n" if figures["bits"] else "\n")
     )
     print(f"{'':20}" + "".join(f"{name.replace('_', ' '):>14}" for name in asdict(old)))
     for name, shape in ((figures["original"], old), (figures["model"], new)):

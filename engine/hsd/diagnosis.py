@@ -9,11 +9,12 @@ E is n + 1 at most. Where even that is too little for every n the cost is the ca
 acceptance. The formulas are this project's own, as those of engine/hsd/planner.py are.
 """
 
+from itertools import pairwise
 from math import ceil, floor, inf
 
 import numpy as np
 
-from engine.hsd.planner import LONGEST, Plan, Recursion, batches, best, emitted
+from engine.hsd.planner import LONGEST, Law, Plan, Recursion, batches, best, emitted
 from engine.hsd.profile import ModelProfile, Profile
 from engine.types import Rule
 
@@ -31,9 +32,8 @@ def why(profile: Profile, plan: Plan, rule: Rule, measured: float | None = None)
     seconds = predicted if measured is None else measured
     if predicted <= plain and seconds > TOLERANCE * predicted:
         return [
-            f"{plan} takes {ms(seconds)} per token, predicted were "
-            f"{ms(predicted)}: the profile is of other text or of another load. "
-            "Profile again."
+            f"{plan} takes {ms(seconds)} per token where {ms(predicted)} were predicted: the "
+            "profile was measured on other text or under another load. Profile again."
         ]
     if not plan.rungs and not plan.databases or min(seconds, predicted) < plain:
         return []
@@ -52,42 +52,47 @@ def reasons(recursion: Recursion, plan: Plan, rule: Rule) -> list[str]:
     profile = recursion.profile
     levels = [*(profile.index(rung.model) for rung in plan.rungs), len(profile.models) - 1]
     found = [of_databases(profile.models[levels[0]])] if plan.databases else []
-    for at, below in enumerate(levels[:-1]):
-        law, seconds = recursion.handed(Plan(plan.rungs[: at + 1], plan.databases))
-        each = seconds / float(law @ np.arange(len(law)))
-        found.append(of_pair(profile, rule, below, levels[at + 1], plan.rungs[at].batch, each))
+    for at, (below, above) in enumerate(pairwise(levels)):
+        drafts = Plan(plan.rungs[: at + 1], plan.databases)
+        handed, drafting = recursion.handed(drafts)
+        emits, seconds = recursion.round(drafts, above)
+        if seconds >= mean(emits) * profile.models[above].seconds(0):
+            batch = mean(handed)
+            found.append(of_pair(profile, rule, below, above, batch, drafting / batch))
     return [sentence for sentence in found if sentence]
+
+
+def mean(law: Law) -> float:
+    """The expected number of tokens."""
+    return float(law @ np.arange(len(law)))
 
 
 def of_databases(model: ModelProfile) -> str:
     """Why the databases do not pay for a model; empty if they do."""
     rounds = model.databases
     assert rounds is not None, f"no databases were measured for {model.name}"
-    mean = sum(tokens * share for tokens, share in enumerate(rounds.law, start=1))
-    needed = rounds.seconds / model.seconds(0)
-    if mean > needed:
+    emits, needed = mean(np.array([0.0, *rounds.law])), rounds.seconds / model.seconds(0)
+    if emits > needed:
         return ""
     return (
-        f"With the databases {model.name} emits {mean:.2f} tokens a round; as long as a round "
-        f"takes, they pay from {needed:.2f}."
+        f"A round of {model.name} with the databases emits {emits:.2f} tokens, and would have to "
+        f"emit {needed:.2f} to pay."
     )
 
 
-def of_pair(profile: Profile, rule: Rule, below: int, above: int, batch: int, each: float) -> str:
-    """Why drafts of `below`, which take `each` seconds, do not pay for `above`; empty if so."""
+def of_pair(profile: Profile, rule: Rule, below: int, above: int, batch: float, each: float) -> str:
+    """Why drafts of `below`, in such batches on average at `each` seconds, slow `above` down."""
     draft, model = profile.models[below].name, profile.models[above]
     pair, alone = profile.pairs[below, above], model.seconds(0)
     edges = batches(profile, rule, below, above)
     least = min(edges, key=lambda edge: edge.seconds(each))
-    if edges[batch - 1].seconds(each) < alone:
-        return ""
     if least.seconds(each) < alone:
         return (
-            f"{draft} hands up {batch} tokens at a time: with {least.batch}, {model.name} would "
-            f"take {ms(least.seconds(each))} per token, and alone {ms(alone)}."
+            f"{draft} hands up {batch:.3g} tokens at a time: with {least.batch}, {model.name} "
+            f"would take {ms(least.seconds(each))} per token, and alone {ms(alone)}."
         )
     needed = {n: need(model, n, each) for n in range(1, LONGEST + 1)}
-    rates = [(acceptance(mean, n), n) for n, mean in needed.items() if mean < n + 1]
+    rates = [(acceptance(tokens, n), n) for n, tokens in needed.items() if tokens < n + 1]
     if not rates:
         return of_cost(draft, model, each)
     pays, drafted = min(rates)
@@ -122,12 +127,12 @@ def need(model: ModelProfile, drafted: int, each: float) -> float:
     return (drafted * each + model.seconds(drafted) - model.choice) / won if won > 0 else inf
 
 
-def acceptance(mean: float, drafted: int) -> float:
-    """The a for which 1 + a + ... + a^n is the mean: equal acceptances that emit as much."""
+def acceptance(tokens: float, drafted: int) -> float:
+    """The a for which 1 + a + ... + a^n is `tokens`: equal acceptances that emit as much."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        if sum(middle**depth for depth in range(drafted + 1)) < mean:
+        if sum(middle**depth for depth in range(drafted + 1)) < tokens:
             low = middle
         else:
             high = middle

@@ -307,4 +307,10 @@ def rounds_of(steps: Sequence[Step]) -> Rounds | None:
     longest = max(len(step.tokens) for step in steps)
     counts = np.bincount([len(step.tokens) for step in steps], minlength=longest + 1)
     law = tuple(float(count) for count in counts[1:] / len(steps))
-    return Rounds(law, sum(step.seconds for step in steps) / len(steps))
+    return Rounds(law, trimmed([step.seconds for step in steps]))
+
+
+def trimmed(seconds: Sequence[float]) -> float:
+    """The mean, with what takes more than twice the median counted as that: a machine hiccups."""
+    limit = 2 * median(seconds)
+    return sum(min(value, limit) for value in seconds) / len(seconds)

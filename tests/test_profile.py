@@ -1,0 +1,185 @@
+"""Profiles: they come back from JSON, damage is told, and what was not measured is continued."""
+
+import json
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
+from engine.types import RULES, Rule
+
+SHARES = st.floats(0.0, 1.0)
+SURVIVALS = st.lists(SHARES, max_size=9).map(lambda found: tuple(sorted(found, reverse=True)))
+SECONDS = st.floats(1e-9, 1e9)
+RULE: Rule = "match"
+
+
+def mapping() -> dict[str, Any]:
+    """A sound profile of two models, as JSON values."""
+    models = (
+        ModelProfile("small", "f0", 10, 40, {0: 0.5, 4: 0.75}, 0.1, Rounds((0.5, 0.25, 0.25), 1.0)),
+        ModelProfile("large", "f1", 20, 80, {0: 1.0}),
+    )
+    pair = Pair(0.75, {"match": (0.5, 0.5), "rejection": (0.75,)})
+    profile = Profile(models, {(0, 1): pair}, {"temperature": 0.7}, 640, 12.5)
+    found: dict[str, Any] = json.loads(json.dumps(profile.mapping()))
+    return found
+
+
+def pair_of(*survival: float) -> Pair:
+    return Pair(0.5, dict.fromkeys(RULES, survival))
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.builds(
+            ModelProfile,
+            st.text(),
+            st.text(),
+            st.integers(0),
+            st.integers(0),
+            st.builds(
+                lambda first, more: {0: first, **more},
+                SECONDS,
+                st.dictionaries(st.integers(1, 99), SECONDS, max_size=4),
+            ),
+            st.floats(0.0, 1e9),
+            st.none() | st.builds(Rounds, st.sampled_from([(1.0,), (0.25, 0.0, 0.75)]), SECONDS),
+        ),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda model: model.name,
+    ),
+    st.data(),
+)
+def test_a_profile_comes_back_from_json(models: list[ModelProfile], data: st.DataObject) -> None:
+    pairs = {
+        (i, j): data.draw(
+            st.builds(Pair, SHARES, st.fixed_dictionaries(dict.fromkeys(RULES, SURVIVALS)))
+        )
+        for j in range(len(models))
+        for i in range(j)
+    }
+    profile = Profile(tuple(models), pairs, {"top_p": 0.8}, 3, 4.5)
+    assert Profile.from_mapping(json.loads(json.dumps(profile.mapping()))) == profile
+    assert profile.target == models[-1]
+    assert [profile.index(model.name) for model in models] == [*range(len(models))]
+
+
+def test_a_sound_profile_is_read_and_knows_its_models() -> None:
+    profile = Profile.from_mapping(mapping())
+    assert profile.models[0].costs == {0: 0.5, 4: 0.75}
+    assert profile.models[0].databases == Rounds((0.5, 0.25, 0.25), 1.0)
+    assert profile.pairs[0, 1].survival["rejection"] == (0.75,)
+    with pytest.raises(KeyError):
+        profile.index("mid")
+
+
+Damage = Callable[[dict[str, Any]], Any]
+DAMAGES: dict[str, Damage] = {
+    "no models": lambda v: v["models"].clear(),
+    "no list of models": lambda v: v.update(models=None),
+    "models of another kind": lambda v: v.update(models="ab"),
+    "a model twice": lambda v: v["models"][1].update(name="small"),
+    "a model without a pair": lambda v: v["models"].append(v["models"][1] | {"name": "larger"}),
+    "a pair without a model": lambda v: v["models"].pop(),
+    "no pair": lambda v: v["pairs"].clear(),
+    "a pair the wrong way": lambda v: v["pairs"][0].update(below=1, above=0),
+    "a field that is missing": lambda v: v["models"][0].pop("memory_bytes"),
+    "positions that are missing": lambda v: v.pop("positions"),
+    "parameters without end": lambda v: v["models"][0].update(parameters=inf),
+    "a sampler of another kind": lambda v: v.update(sampling=[1]),
+    "a sampler of texts": lambda v: v.update(sampling={"temperature": "warm"}),
+    "no costs": lambda v: v["models"][0]["costs"].clear(),
+    "costs of another kind": lambda v: v["models"][0].update(costs=[1.0]),
+    "no cost of a plain step": lambda v: v["models"][0]["costs"].pop("0"),
+    "a cost of fewer than none": lambda v: v["models"][0]["costs"].update({"-1": 1.0}),
+    "a cost of half a token": lambda v: v["models"][0]["costs"].update({"0.5": 1.0}),
+    "a cost of nothing": lambda v: v["models"][0]["costs"].update({"0": 0.0}),
+    "a cost that is no number": lambda v: v["models"][0]["costs"].update({"4": nan}),
+    "a cost without end": lambda v: v["models"][0]["costs"].update({"4": inf}),
+    "a choice before its time": lambda v: v["models"][0].update(choice=-0.1),
+    "a choice that is no number": lambda v: v["models"][0].update(choice=nan),
+    "a choice without end": lambda v: v["models"][0].update(choice=inf),
+    "rounds of no time": lambda v: v["models"][0]["databases"].update(seconds=0.0),
+    "rounds of another kind": lambda v: v["models"][0].update(databases=[0.5]),
+    "rounds of nothing": lambda v: v["models"][0].update(databases={}),
+    "a law of nothing": lambda v: v["models"][0]["databases"].update(law=[]),
+    "a law of more than all": lambda v: v["models"][0]["databases"].update(law=[0.75, 0.5]),
+    "a law of less than nothing": lambda v: v["models"][0]["databases"].update(law=[1.5, -0.5]),
+    "a law that is no number": lambda v: v["models"][0]["databases"].update(law=[1.0, nan]),
+    "an acceptance above one": lambda v: v["pairs"][0].update(acceptance=1.1),
+    "an acceptance that is no number": lambda v: v["pairs"][0].update(acceptance=nan),
+    "a rule that is missing": lambda v: v["pairs"][0]["survival"].pop("match"),
+    "survival that rises": lambda v: v["pairs"][0]["survival"].update(match=[0.5, 0.75]),
+    "survival above one": lambda v: v["pairs"][0]["survival"].update(match=[1.5]),
+    "survival below nothing": lambda v: v["pairs"][0]["survival"].update(match=[0.5, -0.5]),
+    "survival that is no number": lambda v: v["pairs"][0]["survival"].update(match=[nan]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_cannot_be_a_profile_is_refused(damage: Damage) -> None:
+    values = mapping()
+    damage(values)
+    with pytest.raises(ValueError):
+        Profile.from_mapping(values)
+
+
+@pytest.mark.parametrize("values", [None, [], "profile", 7, {}, {"models": []}])
+def test_what_is_nothing_like_a_profile_is_refused(values: Any) -> None:
+    with pytest.raises(ValueError):
+        Profile.from_mapping(values)
+
+
+def test_a_round_costs_what_the_next_larger_one_that_was_measured_does() -> None:
+    model = ModelProfile("m", "f", 1, 1, {8: 3.0, 0: 1.0, 4: 2.0})
+    found = [model.seconds(n) for n in (0, 1, 3, 4, 5, 8)]
+    assert found == [1.0, 2.0, 2.0, 2.0, 3.0, 3.0]
+
+
+def test_beyond_the_last_one_the_cost_rises_on_and_never_falls() -> None:
+    rising = ModelProfile("m", "f", 1, 1, {0: 1.0, 4: 2.0, 8: 3.0})
+    assert [rising.seconds(n) for n in (9, 12, 108)] == [3.25, 4.0, 28.0]
+    falling = ModelProfile("m", "f", 1, 1, {0: 1.0, 4: 2.0, 8: 1.5})
+    assert falling.seconds(99) == 1.5
+    assert ModelProfile("m", "f", 1, 1, {0: 1.0}).seconds(99) == 1.0
+
+
+def test_survival_is_read_and_of_no_tokens_certain() -> None:
+    pair = Pair(0.5, {"match": (0.5, 0.25), "rejection": (1.0, 0.75)})
+    assert [pair.survives("match", depth) for depth in (-1, 0, 1, 2)] == [1.0, 1.0, 0.5, 0.25]
+    assert [pair.survives("rejection", depth) for depth in (0, 1, 2)] == [1.0, 1.0, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("survival", "beyond"),
+    [
+        ((), [0.0, 0.0]),
+        ((0.5, 0.0), [0.0, 0.0]),
+        ((1.0, 1.0), [1.0, 1.0]),
+        ((0.5,), [0.25, 0.125]),
+        ((0.5, 0.25, 0.125, 0.0625), [0.03125, 0.015625]),
+        # It falls slowly in the end: contexts in which the draft is sure are what is left.
+        ((0.5, 0.4, 0.4, 0.4), [0.4, 0.4]),
+        ((0.9, 0.8, 0.4, 0.2), [0.1, 0.05]),
+    ],
+)
+def test_survival_falls_on_as_it_did_at_the_end(
+    survival: tuple[float, ...], beyond: list[float]
+) -> None:
+    pair = pair_of(*survival)
+    found = [pair.survives(RULE, len(survival) + more) for more in (1, 2)]
+    assert found == pytest.approx(beyond, rel=1e-12)
+
+
+@settings(deadline=None, derandomize=True)
+@given(SURVIVALS)
+def test_survival_never_rises_and_is_a_probability(survival: tuple[float, ...]) -> None:
+    found = [pair_of(*survival).survives(RULE, depth) for depth in range(40)]
+    assert found == sorted(found, reverse=True) and found[-1] >= 0 and found[0] == 1
