@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import ablation, inflate, lookup, replay, speed
+from bench import ablation, inflate, lookup, replay, speed, stack
 from engine.errors import StrataError
 
 COMMANDS = {
@@ -13,6 +13,7 @@ COMMANDS = {
     "inflate": inflate,
     "replay": replay,
     "lookup": lookup,
+    "stack": stack,
 }
 
 

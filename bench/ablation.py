@@ -17,11 +17,12 @@ from bench.options import (
     conditions,
     generation_of,
     load_model,
+    open_databases,
     print_record,
 )
 from bench.peers import Peer, measure
 from bench.prompts import add_prompt_arguments, prepared, questions_of
-from bench.speed import open_databases, summary
+from bench.speed import summary
 from engine.costs import measure_costs
 from engine.errors import SettingError
 from engine.methods import METHODS, Method

@@ -7,6 +7,8 @@ A report says under which conditions it was measured, and ends in one JSON line,
 import argparse
 import json
 import platform
+from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ import transformers
 from engine.backends.load import load_transformers
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError
+from engine.methods import Databases, Method
 from engine.settings import Generation, Sampling
+from engine.types import STATISTICS
+from storage.statistics import StatisticsTable, find_table
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
@@ -81,6 +86,31 @@ def load_model(name: str, options: argparse.Namespace) -> TransformersBackend:
         torch.set_num_threads(options.threads)
     source = str(EMBEDDED) if name == "embedded" else name
     return load_transformers(source, options.device, options.dtype)
+
+
+def open_databases(
+    backend: TransformersBackend,
+    methods: Mapping[str, object],
+    file: Path | None,
+    stack: ExitStack,
+) -> dict[str, Databases]:
+    """Empty databases per method, with the statistics where it asks them; `stack` closes those."""
+    databases = {name: Databases() for name in methods}
+    tokenizer = backend.info.tokenizer_fingerprint
+    for name, method in methods.items():
+        if isinstance(method, Method) and (
+            STATISTICS in method.drafting.tiers or has_drafts(method)
+        ):
+            table = StatisticsTable(file) if file else find_table(tokenizer, ASSETS / "statistics")
+            if table is not None:
+                stack.callback(table.close)
+            databases[name] = Databases(statistics=table)
+    return databases
+
+
+def has_drafts(method: object) -> bool:
+    """Whether a method is one of ours that has draft models."""
+    return isinstance(method, Method) and method.stack is not None
 
 
 def generation_of(options: argparse.Namespace) -> Generation:

@@ -20,7 +20,8 @@ from engine.chat import Chat
 from engine.costs import CostCurve
 from engine.decode import decode, never
 from engine.errors import SettingError
-from engine.methods import Databases, Method
+from engine.hsd.family import Family
+from engine.methods import Databases, Method, drafters_of
 from engine.metrics import Metrics, summarise
 from engine.sampling import COLDEST, Floats, gumbel
 from engine.settings import Generation, Sampling
@@ -128,11 +129,13 @@ def measure(
     generation: Generation,
     repeats: int,
     curve: CostCurve | None = None,
+    family: Family | None = None,
 ) -> dict[str, list[Result]]:
     """Every method on every (category, prompt), the order rotated from run to run.
 
     `curve` is where the methods with an adaptive budget start from, each with a copy that it goes
-    on correcting. What the first repeat learned about its tiers is kept for the next prompts.
+    on correcting; `family` holds the draft models of those that have some. What the first repeat
+    learned about its tiers is kept for the next prompts.
     """
     costs = {name: CostCurve(curve.points) if curve else None for name in methods}
     results: dict[str, list[Result]] = {name: [] for name in methods}
@@ -140,7 +143,7 @@ def measure(
     short = Generation(generation.sampling, max_tokens=8)
     for name, method in methods.items():
         fresh = databases[name].for_measuring()
-        one_run(backend, method, fresh, hello, short, Result(""), costs[name])
+        one_run(backend, method, fresh, hello, short, Result(""), costs[name], family)
     names = list(methods)
     for number, (category, prompt) in enumerate(tqdm(prompts, desc="Prompts", leave=False)):
         for name in names:
@@ -151,7 +154,8 @@ def measure(
             for name in names[turn:] + names[:turn]:
                 fresh = databases[name].for_measuring()
                 result = results[name][-1]
-                one_run(backend, methods[name], fresh, prompt, generation, result, costs[name])
+                method = methods[name]
+                one_run(backend, method, fresh, prompt, generation, result, costs[name], family)
                 learned.setdefault(name, fresh.calibration)
         for name, method in methods.items():
             answer = results[name][-1].tokens
@@ -170,17 +174,19 @@ def one_run(
     generation: Generation,
     result: Result,
     costs: CostCurve | None = None,
+    family: Family | None = None,
 ) -> None:
-    """One answer by one method from an empty cache, added to `result`.
+    """One answer by one method from empty caches, added to `result`.
 
-    `costs` bounds what is drafted where the budget is adaptive.
+    `costs` bounds what is drafted where the budget is adaptive; `family` has the draft models.
     """
-    backend.reset()
+    for model in (backend, *(family.drafts.values() if family else ())):
+        model.prefill([0], never)
     gumbel.cache_clear()  # else the noise that the run before drew would cost this one nothing
     if isinstance(method, Peer):
         library_run(backend, method, prompt, generation, result)
         return
-    drafters = databases.drafters(method)
+    drafters = drafters_of(method, databases, family, generation.sampling)
     measured = costs if is_adaptive(method) else None
     start = perf_counter()
     events = list(decode(backend, prompt, drafters, generation, method.drafting, costs=measured))

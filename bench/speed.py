@@ -16,12 +16,11 @@ nothing but forwards took time: mean acceptance length / mean verify seconds.
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from bench.drafts import add_draft_arguments, load_family
 from bench.options import (
-    ASSETS,
     EMBEDDED,
     add_method_arguments,
     add_model_arguments,
@@ -31,7 +30,9 @@ from bench.options import (
     check_save,
     conditions,
     generation_of,
+    has_drafts,
     load_model,
+    open_databases,
     print_record,
 )
 from bench.peers import (
@@ -39,7 +40,6 @@ from bench.peers import (
     GENERATE,
     PEERS,
     PROMPT_LOOKUP,
-    Peer,
     Result,
     divergences,
     is_adaptive,
@@ -51,10 +51,9 @@ from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.backends.transformers import TransformersBackend
 from engine.costs import measure_costs
 from engine.errors import SettingError
-from engine.methods import METHODS, Databases, Method, method_named
+from engine.methods import METHODS, PREFIXES, Method, method_named
 from engine.settings import BUDGETS, Drafting, Sampling
-from engine.types import STATISTICS, TIERS
-from storage.statistics import StatisticsTable, find_table
+from engine.types import TIERS
 
 SMALL = EMBEDDED.with_name("small")
 METHOD_NAMES = ("plain", *PEERS, *(name for name in METHODS if name != "plain"))
@@ -71,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_arguments(parser)
     add_sampling_arguments(parser)
     add_method_arguments(parser)
+    add_draft_arguments(parser)
     add = parser.add_argument
     add("--assistant", help="the draft model of 'assisted' (the embedded model brings one)")
     add("--methods", default=DEFAULT)
@@ -85,7 +85,7 @@ def checked_names(options: argparse.Namespace) -> list[str]:
     """The methods of the run. Raises SettingError for options that cannot work, before any load."""
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
     for name in names:
-        if name not in METHOD_NAMES:
+        if name not in METHOD_NAMES and name.partition(":")[0] not in PREFIXES:
             known = ", ".join(METHOD_NAMES)
             raise SettingError(f"There is no method {name!r}. Choose from: {known}.")
     if not names:
@@ -98,24 +98,6 @@ def checked_names(options: argparse.Namespace) -> list[str]:
         )
     check_save(options.save)
     return names
-
-
-def open_databases(
-    backend: TransformersBackend,
-    methods: dict[str, Method | Peer],
-    file: Path | None,
-    stack: ExitStack,
-) -> dict[str, Databases]:
-    """Empty databases per method, with the statistics where it asks them; `stack` closes those."""
-    databases = {name: Databases() for name in methods}
-    tokenizer = backend.info.tokenizer_fingerprint
-    for name, method in methods.items():
-        if isinstance(method, Method) and STATISTICS in method.drafting.tiers:
-            table = StatisticsTable(file) if file else find_table(tokenizer, ASSETS / "statistics")
-            if table is not None:
-                stack.callback(table.close)
-            databases[name] = Databases(statistics=table)
-    return databases
 
 
 def run(options: argparse.Namespace) -> None:
@@ -141,11 +123,17 @@ def run(options: argparse.Namespace) -> None:
     curve = measure_costs(backend) if adaptive else None
     with ExitStack() as stack:
         databases = open_databases(backend, methods, options.statistics, stack)
-        results = measure(backend, databases, methods, prompts, generation, options.repeats, curve)
+        family = None
+        if any(has_drafts(method) for method in methods.values()):
+            family = load_family(backend, options, generation.sampling, stack)
+        results = measure(
+            backend, databases, methods, prompts, generation, options.repeats, curve, family
+        )
     figures = {name: summary(name, results, options.temperature) for name in names}
     add_gaps(backend, figures, results, [tokens for _, tokens in prompts], generation.sampling)
     record = conditions(backend, options) | {
         "assistant": assistant.info.name if assistant else None,
+        "drafts": list(family.drafts) if family else [],
         "statistics": any(own.statistics is not None for own in databases.values()),
         "prompts": len(prompts),
         "forward_ms": {n: round(1e3 * t, 4) for n, t in curve.points.items()} if curve else None,
@@ -254,6 +242,7 @@ def categories(results: dict[str, list[Result]]) -> Iterator[tuple[str, dict[str
 def show(record: dict[str, Any]) -> None:
     """Print the tables."""
     methods = record["methods"]
+    wide = max(14, *(len(name) + 2 for name in methods))
     print(
         f"{record['model']} ({record['parameters'] / 1e6:.1f} M parameters, {record['dtype']}, "
         f"{record['device']}), {record['prompts']} prompts, up to {record['max_new_tokens']} "
@@ -265,8 +254,8 @@ def show(record: dict[str, Any]) -> None:
         points = ", ".join(f"{n}: {ms:.4g}" for n, ms in record["forward_ms"].items())
         print(f"ms of a forward by drafted nodes: {points}")
     print(
-        f"\n{'method':14}{'tok/s':>8}{'speedup':>9}{'quartiles':>15}{'vs peers':>9}{'decode':>8}"
-        f"{'tok/step':>10}{'ratio':>7}{'draft ms':>10}{'draft %':>9}{'forward %':>11}  same text"
+        f"\n{'method':{wide}}{'tok/s':>8}{'speedup':>9}{'quartiles':>15}{'vs peers':>9}"
+        f"{'decode':>8}{'tok/step':>10}{'ratio':>7}{'draft ms':>10}{'draft %':>9}{'forward %':>11}  same text"
     )
     for name, f in methods.items():
         low, _, high = f["speedup_quartiles"]
@@ -278,8 +267,8 @@ def show(record: dict[str, Any]) -> None:
             else " " * 37
         )
         print(
-            f"{name:14}{f['tokens_per_second']:8.1f}{f['speedup']:8.2f}x{low:8.2f} - {high:4.2f}"
-            f"{peers}{f['decode_speedup']:7.2f}x{f['mean_acceptance_length']:10.2f}{drafted}"
+            f"{name:{wide}}{f['tokens_per_second']:8.1f}{f['speedup']:8.2f}x{low:8.2f} - "
+            f"{high:4.2f}{peers}{f['decode_speedup']:7.2f}x{f['mean_acceptance_length']:10.2f}{drafted}"
             f"  {verdict(f)}"
         )
     print()
@@ -289,9 +278,9 @@ def show(record: dict[str, Any]) -> None:
             print(f"median look-up of {name}, us per step: {tiers}")
         if f["unsteady_answers"]:
             print(f"{name}: {f['unsteady_answers']} answers differ between repeats")
-    print(f"\n{'category':18}" + "".join(f"{name:>14}" for name in methods))
+    print(f"\n{'category':18}" + "".join(f"{name:>{wide}}" for name in methods))
     for category, speedups in record["categories"].items():
-        print(f"{category:18}" + "".join(f"{value:13.2f}x" for value in speedups.values()))
+        print(f"{category:18}" + "".join(f"{value:{wide - 1}.2f}x" for value in speedups.values()))
 
 
 def verdict(figures: dict[str, Any]) -> str:

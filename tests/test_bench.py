@@ -337,8 +337,9 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
 
 
 def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
+    from bench.options import open_databases
     from bench.peers import peer_named
-    from bench.speed import METHODS, open_databases
+    from engine.methods import METHODS
 
     names = ("plain", "rest", "hd", "lookup")
     methods = {"generate": peer_named("generate"), **{name: METHODS[name] for name in names}}

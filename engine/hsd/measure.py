@@ -10,6 +10,7 @@ in few rounds.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from random import Random
 from statistics import median
 from time import perf_counter, time
@@ -19,7 +20,7 @@ import numpy as np
 
 from engine.backends.base import Backend, Scores
 from engine.budget import Budget
-from engine.costs import CostCurve, measure_costs
+from engine.costs import SURPRISE, CostCurve, measure_costs
 from engine.decode import decode, never
 from engine.drafters.base import Drafter
 from engine.errors import Cancelled
@@ -285,19 +286,29 @@ class Profiler:
     def model(self, name: str) -> ModelProfile:
         """One model's costs: its curve at the pace of real rounds, and what goes on around it."""
         info, curve = self.models[name].info, self.curves[name]
-        pace, around = 1.0, 0.0
+        forward, around = curve.seconds(0), 0.0
         if self.rounds[name]:
-            forward, rest = (median(times) for times in zip(*self.rounds[name], strict=True))
-            pace, around = forward / curve.seconds(0), rest
+            forward, around = (median(times) for times in zip(*self.rounds[name], strict=True))
         return ModelProfile(
             name,
             info.fingerprint,
             info.parameters,
             info.memory_bytes,
-            {size: pace * seconds + around for size, seconds in curve.points.items()},
+            {size: seconds + around for size, seconds in paced(curve.points, forward).items()},
             median(self.choices[name]) if self.choices[name] else 0.0,
             rounds_of(self.steps[name]),
         )
+
+
+def paced(points: Mapping[int, float], forward: float) -> dict[int, float]:
+    """A cost curve at the pace of real forwards, of which one without drafts takes `forward`.
+
+    More rows never take less: where a curve says so, the machine hiccuped while it was measured.
+    """
+    pace = min(max(forward / points[0], 1 / SURPRISE), SURPRISE)
+    sizes = sorted(points)
+    seconds = accumulate((forward, *(pace * points[size] for size in sizes[1:])), max)
+    return dict(zip(sizes, seconds, strict=True))
 
 
 def rounds_of(steps: Sequence[Step]) -> Rounds | None:

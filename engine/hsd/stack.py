@@ -55,6 +55,7 @@ class Level:
         """Add a chain of this model's own tokens: a batch, or what there is room for."""
         context_left = self.backend.info.context_length - len(tokens) - 1
         room = max(0, min(budget.depth, budget.nodes - len(tree), context_left))
+        room *= self.reads(tokens)
         chain, context, work = Tree(tokens[-1]), list(tokens), {self.source: Work(0.0)}
         ended = False
         while len(chain) < min(self.batch, room) and not ended:
@@ -124,11 +125,18 @@ class Level:
             tree.add(row, token, "")
         return tree, len(tree)
 
+    def reads(self, tokens: Sequence[int]) -> bool:
+        """Whether the tokens fit this model's context, and are all in its vocabulary."""
+        info = self.backend.info
+        unread = tokens[common_prefix(self.cached, tokens) :]
+        return len(tokens) <= info.context_length and max(unread, default=0) < info.vocabulary_size
+
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Read a prompt; what is decided later is read with the next draft."""
         if new == len(tokens):
-            self.backend.prefill(tokens, never)
-            self.cached = list(tokens[:-1])
+            if self.reads(tokens):
+                self.backend.prefill(tokens, never)
+                self.cached = list(tokens[:-1])
             if self.below is not None:
                 self.below.observe(tokens, new, likely)
 

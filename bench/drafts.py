@@ -1,0 +1,68 @@
+"""The draft models of a run: loaded, and profiled with their target before anything is measured."""
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bench.options import EMBEDDED, load_model, open_databases
+from bench.prompts import PROMPTS, cut_prompt, read_prompts
+from engine.backends.transformers import TransformersBackend
+from engine.chat import Chat
+from engine.errors import SettingError
+from engine.hsd.family import Family
+from engine.hsd.measure import TOKENS, Profiler
+from engine.methods import METHODS
+from engine.settings import Sampling
+
+OTHER_SEED = 1
+"""The profile is of other answers than those that are measured, where there is chance in them."""
+
+
+def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the draft models and how they are profiled."""
+    add = parser.add_argument
+    add("--drafts", help="folders or hub ids, comma between (the embedded model brings two)")
+    add("--profile-tokens", type=int, default=TOKENS, help="tokens per prompt of the profile")
+
+
+def load_drafts(options: argparse.Namespace) -> dict[str, TransformersBackend]:
+    """The draft models by the names of their folders. Raises SettingError where none is named."""
+    sources = [part.strip() for part in (options.drafts or "").split(",") if part.strip()]
+    if not sources and options.model == "embedded":
+        sources = [str(EMBEDDED.with_name(name)) for name in ("small", "mid")]
+    names = [Path(source).name for source in sources]
+    if not sources or len(set(names)) < len(names):
+        raise SettingError(
+            f"The draft models cannot be {options.drafts!r}. Name folders or hub ids with "
+            "--drafts, whose last parts differ."
+        )
+    return {name: load_model(source, options) for name, source in zip(names, sources, strict=True)}
+
+
+def load_family(
+    target: TransformersBackend,
+    options: argparse.Namespace,
+    sampling: Sampling,
+    stack: ExitStack,
+) -> Family:
+    """The draft models with their profile, made over the dozen questions of our own."""
+    tokens = options.profile_tokens
+    family = Family(target, load_drafts(options))
+    databases = open_databases(target, {"hd": METHODS["hd"]}, options.statistics, stack)["hd"]
+    room = target.info.context_length - tokens - 1
+    chat = Chat(target)
+    profiler = Profiler(
+        target,
+        family.drafts,
+        [cut_prompt(chat, text, room) for _, text in read_prompts(PROMPTS, 0)],
+        replace(sampling, seed=sampling.seed + OTHER_SEED),
+        lambda: databases.for_measuring().drafters(METHODS["hd"]),
+        tokens,
+    )
+    with tqdm(total=1.0, desc="Profiling", leave=False) as bar:
+        for share in profiler.run():
+            bar.update(share - bar.n)
+    return Family(target, family.drafts, profiler.profile)

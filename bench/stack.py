@@ -1,0 +1,174 @@
+"""Stacks of draft models: profile the family, plan, and measure what was planned beside its rivals.
+
+Every single draft model at its best batch, the best stack of every height (the depth ablation), the
+planned one, the databases alone and in front of the planned stack, in one process, in rotated
+order. Measured are decode seconds per emitted token, the median of the repeats of every prompt;
+predicted is what the planner computed from the profile before. `speedup_over_best_single` is by
+measured times: the fastest single-draft stack over the planned one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+from bench.drafts import add_draft_arguments, load_family
+from bench.options import (
+    add_method_arguments,
+    add_model_arguments,
+    add_sampling_arguments,
+    add_save_argument,
+    check_counts,
+    check_save,
+    conditions,
+    generation_of,
+    load_model,
+    open_databases,
+    print_record,
+)
+from bench.peers import Peer, Result, measure
+from bench.prompts import add_prompt_arguments, prepared, questions_of
+from engine.costs import measure_costs
+from engine.hsd.diagnosis import why
+from engine.hsd.planner import Plan, candidates, latency
+from engine.hsd.profile import Profile
+from engine.methods import Method, method_named
+from engine.settings import Drafting
+from engine.types import RULES, Rule
+
+HD, BOTH, PLANNED = "hd", "hd+hsd", "hsd"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `bench stack`."""
+    add_model_arguments(parser)
+    add_draft_arguments(parser)
+    add_prompt_arguments(parser)
+    add_sampling_arguments(parser)
+    add_method_arguments(parser)
+    parser.add_argument("--rule", choices=RULES, default=RULES[0], help="how drafts are verified")
+    add_save_argument(parser)
+
+
+def rivals(profile: Profile, rule: Rule) -> dict[str, Plan]:
+    """The plans to measure, by the name of their method; without the databases under a model."""
+    named = {}
+    for spec, plan in candidates(profile, rule).items():
+        if plan.rungs:
+            named[f"single:{spec}" if is_single(plan) else f"hsd:{spec}"] = plan
+    return named
+
+
+def is_single(plan: Plan) -> bool:
+    """Whether one draft model drafts alone."""
+    return len(plan.rungs) == 1 and not plan.databases
+
+
+def run(options: argparse.Namespace) -> None:
+    """Profile, plan, measure, print, save."""
+    check_counts(options)
+    check_save(options.save)
+    generation = generation_of(options)
+    questions = questions_of(options)
+    target = load_model(options.model, options)
+    prompts = prepared(target, options, questions)
+    rule: Rule = options.rule
+    drafting = Drafting(rule=rule)
+    with ExitStack() as stack:
+        family = load_family(target, options, generation.sampling, stack)
+        profile = family.profiled()
+        plans = rivals(profile, rule)
+        names = ["plain", *plans, PLANNED, HD, BOTH]
+        methods: dict[str, Method | Peer] = {name: method_named(name, drafting) for name in names}
+        databases = open_databases(target, methods, options.statistics, stack)
+        curve = measure_costs(target)
+        results = measure(
+            target, databases, methods, prompts, generation, options.repeats, curve, family
+        )
+    plans |= {"plain": Plan(), PLANNED: family.plan("", rule), HD: Plan(databases=True)}
+    record = conditions(target, options) | {"bench": "stack", "rule": rule}
+    record |= {"drafts": list(family.drafts), "prompts": len(prompts)}
+    record |= figures(profile, plans, results, rule)
+    show(record, profile)
+    print_record(record, options.save)
+
+
+def figures(
+    profile: Profile, plans: dict[str, Plan], results: dict[str, list[Result]], rule: Rule
+) -> dict[str, Any]:
+    """What was predicted and what came of it."""
+    measured = {name: seconds_per_token(own) for name, own in results.items()}
+    predicted = {name: latency(profile, plan, rule) for name, plan in plans.items()}
+    single = min(
+        (name for name in plans if is_single(plans[name]) and name != PLANNED),
+        key=lambda name: measured[name],
+    )
+    plain = [result.tokens for result in results["plain"]]
+    return {
+        "planned": str(plans[PLANNED]),
+        "best_single": str(plans[single]),
+        "predicted_ms_per_token": {name: round(1e3 * s, 4) for name, s in predicted.items()},
+        "measured_ms_per_token": {name: round(1e3 * s, 4) for name, s in measured.items()},
+        "speedup_over_best_single": measured[single] / measured[PLANNED],
+        "speedup_over_plain": {name: measured["plain"] / s for name, s in measured.items()},
+        "prediction_error": {name: measured[name] / s - 1 for name, s in predicted.items()},
+        "tokens_per_forward": {
+            name: sum(len(r.tokens) for r in own) / sum(r.forwards for r in own)
+            for name, own in results.items()
+        },
+        "differing_answers": {
+            name: sum(r.tokens != said for r, said in zip(own, plain, strict=True))
+            for name, own in results.items()
+        },
+        "plans": {name: str(plan) for name, plan in plans.items()},
+        "why": why(profile, plans[PLANNED], rule, measured[PLANNED]),
+        "profile": profile.mapping(),
+    }
+
+
+def seconds_per_token(own: Sequence[Result]) -> float:
+    """Decode seconds per emitted token over all prompts."""
+    return sum(median(r.decode_seconds) for r in own) / sum(len(r.tokens) for r in own)
+
+
+def show(record: dict[str, Any], profile: Profile) -> None:
+    """Print the tables."""
+    print(
+        f"{record['model']} with {', '.join(record['drafts'])} ({record['dtype']}, "
+        f"{record['device']}), {record['prompts']} prompts, T={record['temperature']:g}, "
+        f"rule {record['rule']}, {record['threads']} threads, {record['machine']}, "
+        f"torch {record['torch']}, {record['date'][:10]}\n"
+    )
+    target = profile.target
+    print(f"{'model':18}{'params':>10}{'ms':>8}{'of target':>11}  acceptance by the larger ones")
+    for at, model in enumerate(profile.models):
+        accepted = [
+            f"{profile.models[above].name} {profile.pairs[at, above].acceptance:.0%}"
+            for above in range(at + 1, len(profile.models))
+        ]
+        print(
+            f"{model.name:18}{model.parameters / 1e6:8.1f} M{1e3 * model.seconds(0):8.2f}"
+            f"{model.seconds(0) / target.seconds(0):11.3f}  {', '.join(accepted)}"
+        )
+    print(
+        f"\n{'method':34}{'predicted':>11}{'measured':>10}{'error':>8}{'speedup':>9}{'tok/step':>10}"
+        "  same text"
+    )
+    for name, measured in record["measured_ms_per_token"].items():
+        predicted = record["predicted_ms_per_token"].get(name)
+        error = record["prediction_error"].get(name)
+        known = f"{predicted:8.2f} ms" if predicted else " " * 11
+        off = f"{error:+8.1%}" if predicted else " " * 8
+        differing = record["differing_answers"][name]
+        print(
+            f"{name:34}{known}{measured:7.2f} ms{off}{record['speedup_over_plain'][name]:8.2f}x"
+            f"{record['tokens_per_forward'][name]:10.2f}  "
+            f"{f'{differing} differ' if differing else 'yes'}"
+        )
+    print(
+        f"\nplanned: {record['planned']}, {record['speedup_over_best_single']:.2f}x over the best "
+        f"single draft ({record['best_single']})"
+    )
+    for line in record["why"]:
+        print(line)
