@@ -51,7 +51,7 @@ from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.backends.transformers import TransformersBackend
 from engine.costs import measure_costs
 from engine.errors import SettingError
-from engine.methods import METHODS, PREFIXES, Method, method_named
+from engine.methods import METHODS, PREFIXES, method_named
 from engine.settings import BUDGETS, Drafting, Sampling
 from engine.types import TIERS
 
@@ -255,7 +255,8 @@ def show(record: dict[str, Any]) -> None:
         print(f"ms of a forward by drafted nodes: {points}")
     print(
         f"\n{'method':{wide}}{'tok/s':>8}{'speedup':>9}{'quartiles':>15}{'vs peers':>9}"
-        f"{'decode':>8}{'tok/step':>10}{'ratio':>7}{'draft ms':>10}{'draft %':>9}{'forward %':>11}  same text"
+        f"{'decode':>8}{'tok/step':>10}{'ratio':>7}{'draft ms':>10}{'draft %':>9}{'forward %':>11}"
+        "  same text"
     )
     for name, f in methods.items():
         low, _, high = f["speedup_quartiles"]
