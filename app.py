@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.arguments import EMBEDDED, Options, parse
+from app.arguments import EMBEDDED, EMBEDDED_DRAFTS, Options, parse
 from engine.errors import StrataError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def serve(options: Options) -> None:
         from app import server, ui
         from app.model_thread import ModelThread
         from app.session import Session
+        from app.stacks import loading_beside
         from storage.statistics import find_table
 
         port = server.pick_port(options.host, options.port)
@@ -66,8 +67,12 @@ def serve(options: Options) -> None:
             *statistics_folders,
             report=database.notices.append,
         )
-        session = Session(backend, database, table, options.public, model)
+        loading = loading_beside(backend, options.device, options.dtype)
+        session = Session(backend, database, table, options.public, model, loading)
         measure(session)
+        if embedded:
+            session.stacks.offered += [str(EMBEDDED.parent / name) for name in EMBEDDED_DRAFTS]
+        database.notices += session.stacks.restore(options.drafts)
         for notice in database.notices:
             print(f"strata: {notice}", file=sys.stderr)
         blocks = ui.build(session, database.notices, embedded)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "models" / "tiny-chat" / "target"
+EMBEDDED_DRAFTS = ("mid", "small")
+"""Folders beside it, of models that can draft for it."""
 FIRST_PORT, PORTS_TRIED = 7860, 20
 
 
@@ -33,6 +35,7 @@ class Options:
     browser: bool
     device: str = "auto"
     dtype: str = "auto"
+    drafts: tuple[str, ...] = ()
 
     @property
     def public(self) -> bool:
@@ -64,6 +67,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help="its numbers: auto, float32, bfloat16 or float16 (default: %(default)s: float32 on "
         "the CPU, else the model's own)",
     )
+    add(
+        "--drafts",
+        default="",
+        metavar="PATH|ID[,PATH|ID...]",
+        help="draft models to load with it (default: those that were chosen in the Stack tab)",
+    )
     add("--data-dir", type=Path, metavar="DIR", help="where conversations and databases are kept")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port_number, help=f"default: the first free one from {FIRST_PORT}; 0: any")
@@ -88,6 +97,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         browser=not given.no_browser,
         device=given.device,
         dtype=given.dtype,
+        drafts=tuple(source.strip() for source in given.drafts.split(",") if source.strip()),
     )
 
 

@@ -6,13 +6,14 @@ are bounded to POINTS points: a figure travels whole to the browser.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from html import escape
 from itertools import accumulate
 from operator import mul
 from statistics import median
 
 import plotly.graph_objects as go
 
-from app.palette import GRID, INK, INKS, PLAIN, ink
+from app.palette import GRID, INK, INKS, PLAIN, ink, others
 from engine.calibration import Calibration
 from engine.costs import CostCurve
 from engine.metrics import summarise
@@ -53,6 +54,11 @@ def thinned(count: int) -> list[int]:
     if count <= POINTS:
         return list(range(count))
     return [round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)]
+
+
+def name_of(source: str) -> str:
+    """A source's title as plain text: the charting library reads markup in what it is given."""
+    return escape(ink(source).title, quote=False)
 
 
 def main_source(step: Step) -> str:
@@ -117,9 +123,9 @@ def share_by_tier(steps: Sequence[Step]) -> go.Figure:
     """Which source gave how much of the output."""
     figure = framed("Share of the output by tier", "", "% of tokens")
     share = summarise(None, steps).share
-    sources = [*INKS, *(source for source in share if source not in INKS)]
+    sources = [*INKS, *others(share)]
     figure.add_bar(
-        x=[ink(source).title for source in sources],
+        x=[name_of(source) for source in sources],
         y=[round(100 * share.get(source, 0.0), 2) for source in sources],
         marker={"color": [ink(source).colour for source in sources]},
         texttemplate="%{y:.0f} %",
@@ -156,8 +162,8 @@ def tier_rates(steps: Sequence[Step]) -> go.Figure:
     """Drafted and accepted tokens of each tier."""
     figure = framed("Drafted and accepted by tier", "", "tokens")
     figures = summarise(None, steps)
-    sources = [source for source in INKS if source != TARGET]
-    titles = [ink(source).title for source in sources]
+    sources = [source for source in INKS if source != TARGET] + others(figures.proposed)
+    titles = [name_of(source) for source in sources]
     colours = [ink(source).colour for source in sources]
     counts: Mapping[str, Mapping[str, int]] = {
         "drafted": figures.proposed,

@@ -15,7 +15,7 @@ from engine.decode import decode, never
 from engine.drafters.base import Drafter
 from engine.methods import METHODS, Method
 from engine.metrics import Metrics, summarise
-from engine.settings import Generation
+from engine.settings import Generation, Sampling
 from engine.types import Prefill, Step, Token
 
 UPDATE_SECONDS = 0.1
@@ -53,6 +53,21 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """A plain rerun of the last answer: under way while `verdict` is None.
+
+    `same_text` is False where another text is no fault: see `keeps_text`.
+    """
+
+    tokens: int
+    verdict: Verdict | None = None
+    speedup: float | None = None
+    plain: Timed | None = None
+    accelerated: Timed | None = None
+    same_text: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Pairs finished so far, (plain, accelerated), and the run under way."""
 
@@ -60,6 +75,7 @@ class Progress:
     repeat: int
     running: Timed | None
     cancelled: bool = False
+    same_text: bool = True
 
     @property
     def speedups(self) -> list[float]:
@@ -102,6 +118,11 @@ class Pace:
             return False
         self.next = now + self.seconds
         return True
+
+
+def keeps_text(method: Method, sampling: Sampling) -> bool:
+    """Whether a seed's text must be that of plain decoding, and not its distribution alone."""
+    return method.drafting.rule == "match" or sampling.temperature == 0
 
 
 def per_token(run: Timed) -> float:
@@ -164,6 +185,7 @@ def compare(
     A few unmeasured steps come first, so that no run pays for waking the machine up.
     """
     warm_up(backend, prompt, generation)
+    same_text = keeps_text(method, generation.sampling)
     pairs: list[tuple[Timed, Timed]] = []
     for repeat in range(repeats):
         done: dict[str, Timed] = {}
@@ -176,12 +198,12 @@ def compare(
             )
             for timed in running:
                 done[name] = timed
-                yield Progress(tuple(pairs), repeat, timed)
+                yield Progress(tuple(pairs), repeat, timed, same_text=same_text)
             if cancelled():
-                yield Progress(tuple(pairs), repeat, None, cancelled=True)
+                yield Progress(tuple(pairs), repeat, None, True, same_text)
                 return
         pairs.append((done["plain"], done["fast"]))
-        yield Progress(tuple(pairs), repeat, None)
+        yield Progress(tuple(pairs), repeat, None, same_text=same_text)
 
 
 def warm_up(

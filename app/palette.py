@@ -4,9 +4,10 @@ The mid-tones hold against a white and a near-black ground, so dark and light sh
 underline say the same thing twice: nobody has to tell colours apart.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.types import CONTEXT, MODEL, STATISTICS, TARGET
+from engine.types import CONTEXT, DRAFT, MODEL, STATISTICS, TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ INKS = {
     STATISTICS: Ink("Statistics", "#e0982a", "dotted", "from statistics of large texts"),
     TARGET: Ink("Target", "#8792a6", "", "chosen by the model itself"),
 }
-DRAFT_SHADES = ("#d6568f", "#b0437f", "#ec8fb6", "#8f3566")
-"""Kept for draft models, in the order in which they appear."""
+DRAFT_SHADES = ("#a93c79", "#d3609a", "#ea94bb", "#f2b8d2")
+"""One hue for draft models, a shade per level of the stack: the largest model is the darkest."""
 PLAIN = INKS[TARGET].colour
 INK = "#64708a"
 GRID = "rgba(128, 140, 160, 0.22)"
@@ -39,13 +40,33 @@ STAGES = {
 """Where a step's time goes: blues, so that no part is mistaken for a token source."""
 
 
+LEVELS: dict[str, int] = {}
+"""Which shade each draft model has that was ever loaded; a program has one target at a time."""
+
+
+def shade(names: Sequence[str]) -> None:
+    """Give the draft models of a family, the smallest first, the shades of their levels."""
+    for level, name in enumerate(reversed(names)):
+        LEVELS[name] = level
+
+
 def ink(source: str) -> Ink:
-    """The look of a source; a draft model gets one of the reserved shades by its name."""
+    """The look of a source. A draft model that was never loaded has a shade by its name."""
     if source in INKS:
         return INKS[source]
-    name = source.removeprefix("draft:")
-    shade = DRAFT_SHADES[sum(name.encode()) % len(DRAFT_SHADES)]
-    return Ink(f"Draft {name}", shade, "wavy", f"drafted by {name}")
+    if not source.startswith(DRAFT):
+        return Ink("Unknown", INK, "", "from a source that this version does not know")
+    name = source.removeprefix(DRAFT)
+    level = LEVELS.get(name, sum(name.encode("utf-8", "replace")))
+    return Ink(
+        f"Draft {name}", DRAFT_SHADES[level % len(DRAFT_SHADES)], "wavy", f"drafted by {name}"
+    )
+
+
+def others(sources: Iterable[str]) -> list[str]:
+    """The sources among these that are no tier and not the target: draft models, small first."""
+    found = {source for source in sources if source not in INKS}
+    return sorted(found, key=lambda s: (-LEVELS.get(s.removeprefix(DRAFT), 0), s))
 
 
 def variables() -> str:

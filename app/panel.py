@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from app.comparison import UNMEASURED, PlainSpeed
-from app.palette import INKS, STAGES, ink
+from app.palette import INKS, STAGES, ink, others
 from engine.metrics import Metrics
-from engine.types import TIERS, Step
+from engine.types import TARGET, Step
 
 RIBBON = 64
 TALLEST = 12
@@ -23,6 +23,7 @@ def panel(
         '<div class="panel">'
         + headline(figures, plain)
         + section("Who wrote it", share_bar(figures) + tier_table(figures))
+        + levels(figures)
         + section("Where a step goes", stage_bar(figures))
         + section("Step by step", ribbon(steps))
         + (f'<p class="ended">{escape(ended)}</p>' if ended else "")
@@ -94,7 +95,7 @@ def stacked(parts: Sequence[tuple[str, float, str]]) -> str:
 def share_bar(figures: Metrics | None) -> str:
     """Share of the output by source."""
     share: Mapping[str, float] = figures.share if figures else {}
-    ordered = [*INKS, *(source for source in share if source not in INKS)]
+    ordered = [*INKS, *others(share)]
     return stacked(
         [
             (ink(s).colour, share.get(s, 0.0), f"{ink(s).title} {100 * share.get(s, 0.0):.0f} %")
@@ -106,17 +107,18 @@ def share_bar(figures: Metrics | None) -> str:
 def tier_table(figures: Metrics | None) -> str:
     """Per source: share of the output, accepted of proposed, look-up time per step."""
     head = "<tr><th>source</th><th>output</th><th>accepted / drafted</th><th>look-up</th></tr>"
-    return f'<table class="tiers">{head}{"".join(tier_row(figures, s) for s in INKS)}</table>'
+    found = [*figures.share, *figures.proposed, *figures.levels] if figures else []
+    rows = "".join(tier_row(figures, source) for source in [*INKS, *others(found)])
+    return f'<table class="tiers">{head}{rows}</table>'
 
 
 def tier_row(figures: Metrics | None, source: str) -> str:
     """One line of the table."""
-    look = INKS[source]
-    name = f'<td><span class="tok k-{source}">{look.title}</span></td>'
+    name = f"<td>{mark(source)}</td>"
     if figures is None or not figures.forwards:
         return f"<tr>{name}<td>–</td><td>–</td><td>–</td></tr>"
     share = f"{100 * figures.share.get(source, 0.0):.0f} %"
-    if source not in TIERS:
+    if source == TARGET:
         return f"<tr>{name}<td>{share}</td><td></td><td></td></tr>"
     proposed = figures.proposed.get(source, 0)
     rate = (
@@ -128,6 +130,32 @@ def tier_row(figures: Metrics | None, source: str) -> str:
     spent = figures.look_up_seconds.get(source)
     each = milliseconds(spent / figures.forwards) if spent is not None else "–"
     return f"<tr>{name}<td>{share}</td><td>{rate}</td><td>{each}</td></tr>"
+
+
+def mark(source: str) -> str:
+    """A source's name in its look; a draft model's name is that of a folder, and is escaped."""
+    look = ink(source)
+    if source in INKS:
+        return f'<span class="tok k-{source}">{look.title}</span>'
+    title = escape(look.title)
+    return f'<span class="tok k-draft" style="--k:{look.colour}" title="{title}">{title}</span>'
+
+
+def levels(figures: Metrics | None) -> str:
+    """What each draft model of a stack did; nothing where none took part."""
+    if figures is None or not figures.levels:
+        return ""
+    head = "<tr><th>model</th><th>forwards</th><th>accepted / drafted for it</th></tr>"
+    rows = ""
+    for source in others(figures.levels):
+        forwards, drafted, accepted = figures.levels[source]
+        rate = (
+            f"{accepted:,} / {drafted:,} <em>{100 * accepted / drafted:.0f} %</em>"
+            if drafted
+            else "drafts by itself"
+        )
+        rows += f"<tr><td>{mark(source)}</td><td>{forwards:,}</td><td>{rate}</td></tr>"
+    return section("Levels of the stack", f'<table class="tiers">{head}{rows}</table>')
 
 
 def stage_bar(figures: Metrics | None) -> str:

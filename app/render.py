@@ -4,10 +4,10 @@ Nothing here builds markup from what a user or a model wrote: assets/tokens.js c
 node per token, and the chat component gets plain strings that it sanitises itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.palette import INKS, ink
+from app.palette import INKS, ink, others
 from storage.conversations import Piece, StoredMessage
 
 Row = list[Any]
@@ -34,12 +34,14 @@ def turn(key: str, role: str, text: str, pieces: Sequence[Piece] | None) -> dict
 
 def transcript(messages: Sequence[StoredMessage]) -> dict[str, Any]:
     """A stored conversation for the token view."""
-    return {"turns": [turn(m.id, m.role, m.content, m.pieces) for m in messages]}
+    turns = [turn(m.id, m.role, m.content, m.pieces) for m in messages]
+    return {"turns": turns, "names": drafts(p for m in messages for p in m.pieces or ())}
 
 
 def growing(pieces: Sequence[Piece], start: int) -> dict[str, Any]:
     """The answer under way from token `start` on, for the token view to append."""
-    return {"growing": {"from": start, "tokens": [row(piece) for piece in pieces[start:]]}}
+    tail = pieces[start:]
+    return {"growing": {"from": start, "tokens": [row(p) for p in tail]}, "names": drafts(tail)}
 
 
 def bubbles(messages: Sequence[StoredMessage], growing: str | None = None) -> list[dict[str, Any]]:
@@ -52,7 +54,8 @@ def bubbles(messages: Sequence[StoredMessage], growing: str | None = None) -> li
 
 def side_by_side(name: str, pieces: Sequence[Piece]) -> dict[str, Any]:
     """One run of a comparison for the token view."""
-    return {"turns": [{"key": name, "role": "assistant", "tokens": [row(p) for p in pieces]}]}
+    turns = [{"key": name, "role": "assistant", "tokens": [row(p) for p in pieces]}]
+    return {"turns": turns, "names": drafts(pieces)}
 
 
 def names() -> dict[str, dict[str, str]]:
@@ -60,4 +63,18 @@ def names() -> dict[str, dict[str, str]]:
     return {
         source: {"title": look.title, "meaning": look.meaning, "kind": f"k-{source}"}
         for source, look in ((name, ink(name)) for name in INKS)
+    }
+
+
+def drafts(pieces: Iterable[Piece]) -> dict[str, dict[str, str]]:
+    """The same for the draft models among the sources of tokens, each with its own colour."""
+    return {
+        source: {
+            "title": look.title,
+            "meaning": look.meaning,
+            "kind": "k-draft" if look.underline else "k-target",
+            "colour": look.colour,
+        }
+        for source in others(piece.source for piece in pieces)
+        for look in (ink(source),)
     }

@@ -18,7 +18,7 @@ from engine.types import Work
 
 
 class Guarded:
-    """A drafter whose faults cost speed only."""
+    """A drafter whose faults cost speed only; it may replace what others drafted before it."""
 
     def __init__(self, drafter: Drafter, report: Callable[[str], None]) -> None:
         self.drafter, self.report = drafter, report
@@ -29,16 +29,17 @@ class Guarded:
         """Let the drafter grow the tree; what a faulty one added is taken back."""
         if self.silent:
             return {}
-        before = len(tree)
+        before = list(tree.tokens)
         try:
             look_ups = self.drafter.grow(tree, tokens, budget)
-            drafted = tree.tokens[before + 1 :]
+            drafted = tree.tokens[1:]
             if drafted and not 0 <= min(drafted) <= max(drafted) < budget.vocabulary:
                 raise ValueError("it drafted a token that the model does not have")
             return look_ups
         except Exception as error:
             # Whatever a damaged source raises, the target can go on without it.
-            tree.cut(before)
+            kept = tree.tokens[: len(before)] == before
+            tree.cut(len(before) - 1 if kept else 0)
             self.fail(error)
             return {}
 
@@ -70,12 +71,16 @@ class Guarded:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What it takes to decode the last answer again: its prompt, its settings, its run."""
+    """What it takes to decode the last answer again: its prompt, its settings, its run.
+
+    `same_text` says whether that must give the same text.
+    """
 
     message_id: str
     prompt: tuple[int, ...]
     generation: Generation
     run: Timed
+    same_text: bool = True
 
 
 @dataclass(slots=True)

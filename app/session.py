@@ -7,19 +7,22 @@ that fails costs memory, never the answer: it becomes a notice.
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from typing import TypeVar
 
 from app.comparison import (
+    PLAIN,
     UNMEASURED,
     UPDATE_SECONDS,
     Pace,
     PlainSpeed,
     Progress,
+    Proof,
     Timed,
-    Verdict,
     compare,
+    keeps_text,
+    per_token,
     plain_speed,
     run,
     verdict,
@@ -29,6 +32,7 @@ from app.model_thread import ModelThread
 from app.past import Pasts
 from app.preferences import Preferences
 from app.rooms import Answered, Guarded, Room, Rooms
+from app.stacks import Loading, Stacks
 from app.writer import Update, Writer
 from engine.backends.base import Backend
 from engine.chat import Chat
@@ -36,8 +40,8 @@ from engine.costs import CostCurve
 from engine.drafters.base import Drafter
 from engine.drafters.context import ContextTier
 from engine.errors import PromptError, StorageError, StrataError
-from engine.methods import METHODS, Databases, Method
-from engine.settings import Generation
+from engine.methods import Databases, Method, drafters_of
+from engine.settings import Generation, Sampling
 from engine.types import Message, Prefill
 from storage.contexts import ContextStore
 from storage.conversations import Conversations
@@ -51,17 +55,6 @@ TITLE = 48
 UNTITLED = "New conversation"
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A plain rerun of the last answer: under way while `verdict` is None."""
-
-    tokens: int
-    verdict: Verdict | None = None
-    speedup: float | None = None
-    plain: Timed | None = None
-    accelerated: Timed | None = None
-
-
 class Session:
     """See the module's docstring. `guests` means that others may come in: they only chat."""
 
@@ -72,11 +65,13 @@ class Session:
         statistics: StatisticsTable | None = None,
         guests: bool = False,
         model: ModelThread | None = None,
+        loading: Loading | None = None,
     ) -> None:
         self.backend, self.database, self.statistics = backend, database, statistics
         self.guests = guests
         self.chat = Chat(backend)
         self.model = model or ModelThread()
+        self.stacks = Stacks(backend, database, self.model, statistics, loading)
         self.rooms = Rooms()
         self.pasts = Pasts(database, backend.info.fingerprint, self.keep)
         self.costs = Costs(backend, database)
@@ -190,7 +185,7 @@ class Session:
         prompt = self.chat.prompt(fitting)
         fresh = len(self.backend.tokenize(self.backend.render(fitting[-1:])))
         room.databases.context.expect(prompt[: max(0, len(prompt) - fresh)])
-        drafters = self.guarded(owner, room.databases.drafters(method))
+        drafters = self.drafters(owner, method, room.databases, generation.sampling)
         costs = self.costs.of(method) if drafters else None
         writer = Writer(
             self.conversations(owner),
@@ -213,7 +208,10 @@ class Session:
             timed = writer.run(method.name)
             if timed.tokens:
                 run_id = self.save(owner, conversation_id, timed, generation, method)
-                room.answered = Answered(writer.message.id, tuple(prompt), generation, timed)
+                same_text = keeps_text(method, generation.sampling)
+                room.answered = Answered(
+                    writer.message.id, tuple(prompt), generation, timed, same_text
+                )
                 writer.flush(run_id)
                 self.learn(owner, room.databases, costs)
             else:
@@ -271,9 +269,15 @@ class Session:
         ContextStore(self.database, owner).clear(conversation_id)
         self.rooms.close(owner, conversation_id)
 
-    def guarded(self, owner: str, drafters: Sequence[Drafter]) -> list[Drafter]:
-        """Drafters whose faults become notices."""
-        return [Guarded(d, lambda text: self.report(owner, text)) for d in drafters]
+    def drafters(
+        self, owner: str, method: Method, databases: Databases, sampling: Sampling
+    ) -> list[Drafter]:
+        """What drafts for one answer, its faults become notices.
+
+        Raises SettingError for draft models that are not there.
+        """
+        found = drafters_of(method, databases, self.stacks.family_for(sampling), sampling)
+        return [Guarded(d, lambda text: self.report(owner, text)) for d in found]
 
     # measuring
 
@@ -308,15 +312,17 @@ class Session:
         flag.clear()
         limit = max(1, len(answered.run.tokens))
         generation = Generation(answered.generation.sampling, limit, answered.generation.stop)
-        plain = run(self.backend, answered.prompt, METHODS["plain"], (), generation, flag.is_set)
+        plain = run(self.backend, answered.prompt, PLAIN, (), generation, flag.is_set)
         for timed in self.model.stream(plain):
             yield Proof(len(timed.tokens))
         if flag.is_set():
             raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
         verdict_ = verdict(self.backend.detokenize, timed, answered.run)
         self.plain = PlainSpeed(timed.metrics.tokens_per_second, "by the last proof")
-        fast, slow = answered.run.metrics.decode_seconds, timed.metrics.decode_seconds
-        yield Proof(len(timed.tokens), verdict_, slow / fast if fast else None, timed, answered.run)
+        fast, slow = per_token(answered.run), per_token(timed)
+        speedup = slow / fast if fast else None
+        done = (timed, answered.run, answered.same_text)
+        yield Proof(len(timed.tokens), verdict_, speedup, *done)
 
     def compare(
         self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
@@ -330,9 +336,11 @@ class Session:
         past = self.pasts.of(owner)
         base = Databases(None, past.tier, self.statistics, past.calibration)
 
+        # What takes long to make is made once for all repeats; what is missing is told at once.
+        drafters_of(method, base, self.stacks.family_for(generation.sampling), generation.sampling)
+
         def drafters() -> list[Drafter]:
-            base.drafters(method)  # what takes long to make is made once for all repeats
-            return self.guarded(owner, base.for_measuring().drafters(method))
+            return self.drafters(owner, method, base.for_measuring(), generation.sampling)
 
         def costs() -> CostCurve | None:
             return self.costs.copy_of(method)
@@ -348,7 +356,8 @@ class Session:
             self.plain = PlainSpeed(median(speeds), "in the last comparison")
         for pair in progress.pairs if progress else ():
             for timed in pair:
-                self.save(owner, None, timed, generation, METHODS[timed.method], "compare")
+                used = PLAIN if timed.method == PLAIN.name else method
+                self.save(owner, None, timed, generation, used, "compare")
 
     def save(
         self,

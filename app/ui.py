@@ -11,7 +11,7 @@ import gradio as gr
 from app import palette
 from app.events import AT_ONCE
 from app.session import Session
-from app.tabs import chat, compare, conversations, databases, diagnostics, settings
+from app.tabs import chat, compare, conversations, databases, diagnostics, settings, stack
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
@@ -101,7 +101,8 @@ def header(session: Session, notices: Sequence[str], demonstration: bool) -> str
 
 
 def build(session: Session, notices: Sequence[str] = (), demonstration: bool = False) -> gr.Blocks:
-    """All tabs, wired. Guests get no databases tab, so its events do not exist for them."""
+    """All tabs, wired. Guests get no databases and no stack tab, so that the events of these do not
+    exist for them."""
     blocks = gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False)
     with blocks:
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
@@ -117,6 +118,8 @@ def build(session: Session, notices: Sequence[str] = (), demonstration: bool = F
             with gr.Tab("Diagnostics") as tab:
                 runs = diagnostics.build(tab, session)
             if not session.guests:
+                with gr.Tab("Stack") as tab:
+                    drafts = stack.build(tab, session)
                 with gr.Tab("Databases") as tab:
                     tiers = databases.build(tab)
             with gr.Tab("Settings"):
@@ -125,14 +128,22 @@ def build(session: Session, notices: Sequence[str] = (), demonstration: bool = F
         chat.wire(session, talk, controls, current, memory, refresh)
         compare.wire(session, pair, controls, memory)
         diagnostics.wire(session, runs, memory)
-        settings.wire(session, controls, current, memory)
+        keep = settings.wire(session, controls, current, memory)
         if not session.guests:
+            stack.wire(session, drafts, controls, pair.method, keep)
             databases.wire(session, tiers, current, memory)
         opening = (open_, [shelf.list, memory], screen)
         wire_page(session, blocks, memory, current, refresh, opening)
+        dropdowns = [controls.parts["method"], pair.method]
+        blocks.load(lambda: offered(session), None, dropdowns, **AT_ONCE)
         blocks.load(None, js=RESTORE_THEME, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
     return blocks
+
+
+def offered(session: Session) -> tuple[Any, Any]:
+    """The methods of the models that are loaded by now, for a page that opens."""
+    return gr.update(choices=settings.methods(session)), gr.update(choices=compare.choices(session))
 
 
 def wire_page(

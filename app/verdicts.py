@@ -2,9 +2,10 @@
 
 from html import escape
 
-from app.comparison import Verdict
+from app.comparison import Proof, Verdict
 from app.panel import milliseconds
-from app.session import Proof
+from engine.errors import SettingError
+from engine.methods import method_named
 
 
 def difference(found: Verdict, place: str = "") -> str:
@@ -17,13 +18,32 @@ def difference(found: Verdict, place: str = "") -> str:
     )
 
 
+def another_text(found: Verdict, speed: str) -> str:
+    """Two texts of one distribution: no fault, and no proof either. `speed` is our own markup."""
+    return (
+        f'<div class="verdict"><b>Another text</b> from token {found.position:,} on, as is '
+        "expected here: rejection sampling keeps the distribution, not the text of a seed "
+        f"({speed}, time per token). To compare texts, keep drafts by Same text.</div>"
+    )
+
+
+def title_of(name: str) -> str:
+    """What a method is called; the name itself for one that this version does not know."""
+    try:
+        return method_named(name).title
+    except SettingError:
+        return name
+
+
 def proof_line(proof: Proof) -> str:
     """How far a plain rerun is, then its outcome."""
     found = proof.verdict
     if found is None:
         return f'<div class="verdict running">Decoding plainly … {proof.tokens:,} tokens</div>'
     if not found.identical:
-        return difference(found)
+        if proof.same_text:
+            return difference(found)
+        return another_text(found, f"<b>{proof.speedup or 0:.2f}×</b>")
     assert proof.plain and proof.accelerated
     slow, fast = proof.plain.metrics.decode_seconds, proof.accelerated.metrics.decode_seconds
     return (

@@ -123,7 +123,7 @@ def drafters_of(
             "the Stack tab, or choose hierarchy drafting."
         )
     rule = method.drafting.rule
-    plan = family.plan(method.stack, rule, databases=not found)
+    plan = family.plan(method.stack, rule)
     if plan.databases and not found:
         all_tiers = replace(method, drafting=replace(method.drafting, tiers=TIERS))
         if not plan.rungs:

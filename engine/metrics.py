@@ -6,15 +6,19 @@ more than one token (arXiv 2502.05609).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from engine.types import Prefill, Step
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """One run's figures; times in seconds. `share` and `rate` are per source."""
+    """One run's figures; times in seconds. `share` and `rate` are per source.
+
+    `levels` says of each draft model how many forwards it made, and how many tokens were drafted
+    for it and accepted by it.
+    """
 
     tokens: int
     forwards: int
@@ -45,6 +49,7 @@ class Metrics:
         return self.tokens / seconds if seconds else 0.0
 
     prefill_seconds: float = 0.0
+    levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def rate(self, source: str) -> float:
         """Accepted / proposed nodes of one source."""
@@ -83,7 +88,18 @@ def summarise(prefill: Prefill | None, steps: Sequence[Step]) -> Metrics:
         look_up_seconds=look_ups,
         lengths=dict(sorted(Counter(len(step.tokens) for step in forwards).items())),
         prefill_seconds=prefill_seconds,
+        levels=levels_of(forwards),
     )
+
+
+def levels_of(steps: Iterable[Step]) -> dict[str, tuple[int, int, int]]:
+    """What the levels of a stack did, summed over steps."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for step in steps:
+        for name, (forwards, drafted, accepted) in step.levels.items():
+            before = found.get(name, (0, 0, 0))
+            found[name] = (before[0] + forwards, before[1] + drafted, before[2] + accepted)
+    return found
 
 
 def total(counts: Iterable[dict[str, int] | object]) -> Counter[str]:

@@ -111,7 +111,9 @@ def residual(law: Floats, proposed: Floats) -> Floats:
 
 
 def normalised(law: Floats) -> Floats:
-    """The law scaled to add up to 1."""
+    """The law scaled to add up to 1; all alike where nothing is left of it."""
+    if not law.any():
+        law += 1
     law /= law.sum(dtype=np.float64)
     return law
 

@@ -35,3 +35,14 @@ def embedded():
     from engine.backends.load import load_transformers
 
     return load_transformers(str(EMBEDDED), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def embedded_drafts(embedded):
+    """The draft models that are embedded beside the target, by name, the smallest first."""
+    from engine.backends.load import load_transformers
+
+    return {
+        name: load_transformers(str(EMBEDDED.parent / name), dtype="float32", device="cpu")
+        for name in ("small", "mid")
+    }

@@ -18,6 +18,11 @@ def test_device_and_number_format_are_passed_on() -> None:
     assert (options.device, options.dtype) == ("cuda:1", "bfloat16")
 
 
+def test_draft_models_are_separated_by_commas() -> None:
+    assert parse([]).drafts == ()
+    assert parse(["--drafts", "a/small, org/mid,"]).drafts == ("a/small", "org/mid")
+
+
 @pytest.mark.parametrize("arguments", [["--share"], ["--host", "0.0.0.0"], ["--host", "my.lan"]])
 def test_a_public_app_gets_a_password_of_its_own(arguments: list[str]) -> None:
     first, second = parse(arguments), parse(arguments)

@@ -41,6 +41,8 @@ def test_the_reader_of_imports_sees_them_all() -> None:
 
 def test_there_is_something_to_read() -> None:
     assert len(ENGINE) > 15 and len(STORAGE) > 5 and len(APP) > 5
+    folders = {path.parent.name for path in ENGINE}
+    assert folders == {"engine", "backends", "drafters", "hsd"}, "subfolders obey the same rules"
 
 
 @pytest.mark.parametrize("path", ENGINE, ids=name_of)
@@ -99,6 +101,37 @@ def test_public_functions_and_classes_say_what_they_do() -> None:
     assert silent == []
 
 
+REPORT = f"print([name for name in {sorted(HEAVY | ENGINE_NEVER)!r} if name in sys.modules])\n"
+
+
+def test_stacks_are_profiled_planned_and_run_without_torch_gradio_and_sql() -> None:
+    modules = [name_of(path)[:-3].replace("/", ".") for path in ENGINE if path.parent.name == "hsd"]
+    assert len(modules) > 6
+    code = (
+        "import sys\n"
+        f"import {', '.join(modules)}\n"
+        "from engine.backends.toy import ToyBackend, deviating\n"
+        "from engine.decode import decode\n"
+        "from engine.hsd.family import Family\n"
+        "from engine.hsd.measure import Profiler\n"
+        "from engine.methods import Databases, drafters_of, method_named\n"
+        "from engine.settings import Generation, Sampling\n"
+        "target, drafts = ToyBackend(), {'mid': ToyBackend(name='mid', logits=deviating(1.0))}\n"
+        "profiler = Profiler(target, drafts, [[97, 98]] * 9, Sampling(0.7))\n"
+        "assert len([*profiler.run()]) == 11\n"
+        "family = Family(target, drafts, profiler.profile)\n"
+        "method = method_named('hd+hsd:mid@3')\n"
+        "drafters = drafters_of(method, Databases(), family, Sampling(0.7))\n"
+        "generation = Generation(Sampling(0.7), max_tokens=20)\n"
+        "assert len([*decode(target, [97, 98], drafters, generation, method.drafting)]) > 2\n"
+        f"{REPORT}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
 def test_the_engine_runs_without_torch_gradio_and_sql() -> None:
     """Not only by reading: a decode on the toy backend imports none of them."""
     code = (
@@ -112,7 +145,7 @@ def test_the_engine_runs_without_torch_gradio_and_sql() -> None:
         "generation = Generation(Sampling(0.7), max_tokens=20)\n"
         "events = decode(ToyBackend(), [97, 98], drafters, generation, method.drafting)\n"
         "assert len(list(events)) > 2\n"
-        f"print([name for name in {sorted(HEAVY | ENGINE_NEVER)!r} if name in sys.modules])\n"
+        f"{REPORT}"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

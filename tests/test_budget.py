@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.budget import Budget
+from engine.budget import LONGEST, SHORTEST, TRIES, Budget, Governor
 from engine.costs import IDLE, LARGEST, CostCurve
 from engine.settings import Drafting
+from engine.types import Step, Token
 
 TIMES = st.floats(0.01, 10.0)
 CURVES = st.builds(
@@ -161,3 +162,90 @@ def test_the_floor_is_no_higher_than_what_could_pay() -> None:
     assert adaptive(costs, threshold=0.5).floor == 0.5
     costs.steps["drafted"] = IDLE
     assert adaptive(costs, threshold=0.001).floor == 0.001, "a draft that is due need not pay"
+
+
+def step(nodes: int, emitted: int = 1, draft: float = 0.0, **look_ups: float) -> Step:
+    """A step over so many nodes whose forward took a second, and all else almost no time."""
+    return Step(
+        0,
+        tuple(Token(7, at, "target") for at in range(emitted)),
+        {"context": nodes} if nodes else {},
+        draft_seconds=draft,
+        verify_seconds=1.0,
+        sample_seconds=0.5,
+        other_seconds=0.25,
+        look_ups={name.replace("_", ":"): seconds for name, seconds in look_ups.items()},
+    )
+
+
+def test_what_a_draft_model_takes_says_nothing_of_what_a_node_costs() -> None:
+    told: list[tuple[float, ...]] = []
+
+    class Noting(CostCurve):
+        def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+            told.append((nodes, verify, draft, other))
+
+    governor = Governor(Drafting(), 100, Noting({0: 1.0, 9: 1.0}))
+    governor.observe(step(5, draft=4.0, context=0.5, draft_small=1.0, draft_mid=2.0), learning=0.25)
+    governor.observe(step(0, draft=0.5, context=0.25))
+    assert told == [(5, 1.0, 0.75, 1.0), (0, 1.0, 0.5, 0.75)]
+
+
+def rooms(governor: Governor, emitted: int, draft: float, steps: int) -> list[int]:
+    """The nodes that the next steps have room for, if those that draft emit so many tokens."""
+    found = []
+    for _ in range(steps):
+        found.append(governor.budget(20).nodes)
+        drafted = bool(found[-1])
+        governor.observe(step(3, emitted, draft) if drafted else step(0))
+    return found
+
+
+class Still(CostCurve):
+    """Learns nothing."""
+
+    def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(("emitted", "draft"), [(1, 0.1), (2, 1.5), (4, 3.0)])
+def test_drafting_that_takes_longer_than_it_saves_rests_longer_and_longer(
+    emitted: int, draft: float
+) -> None:
+    governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
+    found = rooms(governor, emitted, draft, 700)
+    rests, pause = [], SHORTEST
+    while len(rests) < len(found):
+        rests += [9] * TRIES + [0] * pause
+        pause = min(2 * pause, LONGEST)
+    assert found == rests[:700]
+
+
+@pytest.mark.parametrize(("emitted", "draft"), [(2, 0.5), (4, 2.5)])
+def test_drafting_that_saves_time_goes_on(emitted: int, draft: float) -> None:
+    governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
+    assert set(rooms(governor, emitted, draft, 300)) == {9}
+
+
+def test_after_a_good_time_the_first_rest_is_short_again() -> None:
+    governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
+    rooms(governor, 1, 0.5, 300)
+    while governor.rest:
+        rooms(governor, 1, 0.5, 1)
+    rooms(governor, 4, 0.5, 5 * TRIES)
+    found = rooms(governor, 1, 0.5, 200)
+    rest = found.index(0)
+    assert found[rest:].index(9) == SHORTEST
+
+
+@pytest.mark.parametrize(
+    ("drafting", "costs"),
+    [
+        (Drafting(nodes=9), None),
+        (Drafting(nodes=9, budget="fixed"), Still({0: 1.0, 9: 99.0})),
+    ],
+)
+def test_without_costs_or_with_a_fixed_budget_nothing_rests(
+    drafting: Drafting, costs: CostCurve | None
+) -> None:
+    assert set(rooms(Governor(drafting, 100, costs), 1, 99.0, 100)) == {9}

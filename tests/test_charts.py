@@ -1,6 +1,7 @@
 """The charts hold the run's own numbers, in the one palette."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,14 @@ def test_share_by_tier() -> None:
 def test_a_draft_model_gets_its_own_bar() -> None:
     (bars,) = charts.share_by_tier([step(0, ["draft:small", TARGET])]).data
     assert bars.x[-1] == "Draft small" and bars.y[-1] == 50
+
+
+def test_draft_models_are_drawn_beside_the_tiers_and_their_names_are_text() -> None:
+    evil = "draft:<img src=x onerror=alert(1)>"
+    drafted = replace(step(0, [evil, TARGET]), proposed={evil: 4}, accepted={evil: 1})
+    for figure in (charts.share_by_tier([drafted]), charts.tier_rates([drafted])):
+        assert figure.data[0].x[-1] == "Draft &lt;img src=x onerror=alert(1)&gt;"
+    assert [bars.y[-1] for bars in charts.tier_rates([drafted]).data] == [4, 1]
 
 
 def test_rate_by_depth() -> None:

@@ -16,7 +16,7 @@ from engine.errors import PromptError
 from engine.metrics import summarise
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
-from engine.types import Prefill, Step, Work
+from engine.types import RULES, Prefill, Rule, Step, Work
 
 PROMPT = list(b"once upon a time")
 LONG = Generation(Sampling(temperature=0.0), max_tokens=60)
@@ -123,6 +123,51 @@ def test_counters_count_every_node_of_every_source() -> None:
         assert step.accepted == {"model": 2}
         assert step.by_depth == ((2, 1), (2, 1), (1, 0))
         assert step.look_ups == {"model": 0.25, "statistics": 0.25}
+
+
+class Working(Scripted):
+    """A drafter that is a stack of two models."""
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        super().grow(tree, tokens, budget)
+        return {"draft:small": Work(0.5, 4, 0, 0), "draft:mid": Work(0.25, 2, 4, 3)}
+
+
+def test_a_step_says_what_every_draft_model_did_for_it() -> None:
+    _, steps = run(Scripted(lambda tokens: []), Working(lambda tokens: [(7,)], "draft:mid"))
+    for step in steps[:-1]:
+        assert step.look_ups == {"context": 0.25, "draft:small": 0.5, "draft:mid": 0.25}
+        assert step.levels == {"draft:small": (4, 0, 0), "draft:mid": (2, 4, 3)}
+        assert step.proposed == {"draft:mid": 1}
+    _, steps = run(oracle(3))
+    assert all(step.levels == {} for step in steps), "databases make no forwards"
+
+
+def test_the_rule_of_the_drafting_is_the_one_that_verifies() -> None:
+    """By "rejection" a seed has another text, which drafts without a law do not change."""
+    hot, texts = Generation(Sampling(1.0, seed=3), max_tokens=40), {}
+    for rule in RULES:
+        for ahead in (0, 0, 3):
+            for wanted in (LONG, hot):
+                drafting = Drafting(rule=rule)
+                _, steps = run(oracle(ahead, wanted), generation=wanted, drafting=drafting)
+                found = texts.setdefault((rule, wanted), [])
+                found.append([token.id for step in steps for token in step.tokens])
+    assert texts["match", hot] == [answer_of(hot)] * 3
+    first, again, drafted = texts["rejection", hot]
+    assert first == again == drafted != answer_of(hot)
+    assert texts["match", LONG] == texts["rejection", LONG] == [answer_of()] * 3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_ends_an_answer_at_the_token(rule: Rule) -> None:
+    for seed in range(20):
+        wanted = Generation(Sampling(1.5, seed=seed), max_tokens=23, stop=("zz", "e"))
+        _, steps = run(oracle(9, wanted), generation=wanted, drafting=Drafting(rule=rule))
+        tokens = [token for step in steps for token in step.tokens]
+        assert END not in [token.id for token in tokens[:-1]] and len(tokens) <= 23
+        assert (tokens[-1].id == END) == (steps[-1].finish == "eos")
+        assert not {"e", "zz"} & set("".join(token.text for token in tokens))
 
 
 def test_a_drafter_is_not_asked_when_the_tree_is_full() -> None:

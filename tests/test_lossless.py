@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from engine.backends.base import Backend
-from engine.backends.toy import VOCABULARY, ToyBackend, ToyScores
+from engine.backends.toy import VOCABULARY, ToyBackend, ToyScores, deviating
 from engine.budget import Budget
 from engine.calibration import Calibration
 from engine.chat import Chat
@@ -17,11 +17,13 @@ from engine.costs import IDLE, CostCurve, measure_costs
 from engine.decode import decode, never
 from engine.drafters.base import Drafter, Likely
 from engine.drafters.hierarchy import Hierarchy
-from engine.methods import METHODS, Databases, method_named
+from engine.hsd.family import Family
+from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
+from engine.methods import METHODS, Databases, drafters_of, method_named
 from engine.sampling import choose
 from engine.settings import POLICIES, Drafting, Generation, Sampling
 from engine.tree import Tree, graft
-from engine.types import TIERS, Followers, Message, Prefill, Step, Token, Work
+from engine.types import RULES, TIERS, Followers, Message, Prefill, Step, Token, Work
 from tests.conftest import ROOT
 
 ORDERS = [order for size in (1, 2, 3) for order in permutations(TIERS, size)]
@@ -127,6 +129,46 @@ def warm_toy() -> Databases:
     return databases
 
 
+class Strict(ToyBackend):
+    """Refuses what a real model cannot do: to read unknown tokens, or beyond its context."""
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+        assert len(tokens) <= self.info.context_length
+        assert max(tokens) < self.info.vocabulary_size
+        return super().prefill(tokens, cancelled)
+
+    def score(self, tree: Tree, sampling: Sampling) -> ToyScores:
+        assert len(self.cache) + max(tree.depths) < self.info.context_length
+        assert max(tree.tokens) < self.info.vocabulary_size
+        return super().score(tree, sampling)
+
+
+DEVIATIONS = {"tiny": 3.0, "small": 2.0, "mid": 1.0}
+
+
+def made_up(names: Sequence[str]) -> Profile:
+    """A profile of models, the smallest first, each of four times the cost of the one before."""
+    models = tuple(
+        ModelProfile(
+            name, name, size, size, {0: size * 1e-6, 63: size * 2e-6}, 0.0,
+            Rounds((0.5, 0.5), size * 1.2e-6),
+        )
+        for name, size in zip(names, (1, 4, 16, 64), strict=False)
+    )  # fmt: skip
+    survival = tuple(0.8**depth for depth in range(1, 9))
+    pair = Pair(0.8, dict.fromkeys(RULES, survival))
+    return Profile(models, {(i, j): pair for j in range(len(models)) for i in range(j)}, {})
+
+
+def toy_family(samplings: Mapping[str, Sampling] | None = None) -> Family:
+    """The toy and three draft models: the smaller, the worse."""
+    drafts = {
+        name: Strict(name=name, logits=deviating(deviation))
+        for name, deviation in DEVIATIONS.items()
+    }
+    return Family(ToyBackend(), drafts, made_up([*drafts, "toy"]), samplings)
+
+
 def generation(temperature: float, seed: int, most: int = 50, **cuts: float) -> Generation:
     return Generation(Sampling(temperature=temperature, seed=seed, **cuts), max_tokens=most)
 
@@ -182,11 +224,11 @@ def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
-    databases = warm_toy()
+    databases, family = warm_toy(), toy_family()
     for temperature in (0.7, 1.5):
         for seed in SEEDS:
             wanted = generation(temperature, seed, **cuts)
-            drafters = databases.drafters(METHODS[name])
+            drafters = drafters_of(METHODS[name], databases, family, wanted.sampling)
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, METHODS[name].drafting)
             assert_lossless(plain_toy(wanted), fast)
 

@@ -1,14 +1,16 @@
 """Methods and databases: the same name means the same everywhere, and measuring leaves no trace."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from engine.backends.toy import ToyBackend
+from engine.budget import Budget
 from engine.calibration import Calibration
 from engine.decode import decode
-from engine.drafters.base import Drafter, Frozen
+from engine.drafters.base import Drafter, Frozen, Learner
 from engine.drafters.context import ContextTier
 from engine.drafters.harvest import HarvestTier
 from engine.drafters.hierarchy import Hierarchy
@@ -17,9 +19,14 @@ from engine.drafters.model import ModelTier
 from engine.drafters.published import PublishedContext, PublishedModel, PublishedStatistics
 from engine.drafters.statistics import StatisticsTier
 from engine.errors import SettingError
-from engine.methods import METHODS, Databases, method_named
+from engine.hsd.family import Family
+from engine.hsd.stack import Level, Stack
+from engine.methods import METHODS, Databases, drafters_of, method_named
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import CONTEXT, MODEL, STATISTICS, Followers, Gram, Step
+from engine.tree import Tree
+from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Followers, Gram, Step
+from engine.verify import Match, Rejection
+from tests.test_lossless import toy_family
 
 
 class Table:
@@ -54,6 +61,48 @@ def test_unknown_methods_are_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_without_a_budget_is_the_declared_one(name: str) -> None:
     assert method_named(name) is METHODS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "stack", "tiers"),
+    [
+        ("hsd", "Draft models, as planned", "", ()),
+        ("hsd:small@8/mid@4", "Stack small@8/mid@4", "small@8/mid@4", ()),
+        ("hsd:databases/a:b@2", "Stack databases/a:b@2", "databases/a:b@2", ()),
+        ("hd+hsd", "Hierarchy drafting, then draft models", "", TIERS),
+        ("hd+hsd:small", "Hierarchy drafting, then stack small", "small", TIERS),
+        ("single:small@3", "Draft model small@3", "small@3", ()),
+    ],
+)
+def test_a_stack_is_named_with_its_plan(
+    name: str, title: str, stack: str, tiers: tuple[str, ...]
+) -> None:
+    method = method_named(name)
+    assert (method.name, method.title, method.stack) == (name, title, stack)
+    assert method.drafting.tiers == tiers
+    drafting = Drafting(tiers=(MODEL,), nodes=3, rule="rejection")
+    changed = method_named(name, drafting)
+    assert changed.drafting == (drafting if tiers else replace(drafting, tiers=()))
+    assert (changed.name, changed.stack) == (name, stack)
+
+
+def test_only_methods_of_stacks_have_one() -> None:
+    assert {name for name, method in METHODS.items() if method.stack is not None} == {
+        "hsd", "hd+hsd",
+    }  # fmt: skip
+
+
+def test_a_single_model_is_one() -> None:
+    with pytest.raises(SettingError, match="'single:small/mid'.*more than one.*hsd:small/mid"):
+        method_named("single:small/mid")
+
+
+@pytest.mark.parametrize(
+    "name", ["hsd:", "single", "single:", "hd:small", "plain:small", "HSD:small", ":small", ""]
+)
+def test_what_is_no_method_is_refused_with_how_to_name_a_stack(name: str) -> None:
+    with pytest.raises(SettingError, match="hsd:PLAN, hd\\+hsd:PLAN or single:MODEL"):
+        method_named(name)
 
 
 def test_a_drafting_overrides_what_a_method_may_change() -> None:
@@ -187,3 +236,114 @@ def test_frozen_tiers_answer_and_forget() -> None:
     frozen.finish([1, 2, 3], 3)
     assert inner.log == [1, 2, 1, 2] and (frozen.name, frozen.source) == (CONTEXT, CONTEXT)
     assert frozen.matches((1, 2)) == inner.matches((1, 2)) != []
+
+
+# Draft models: what a method becomes when it is asked to draft for one answer.
+
+
+def parts(drafters: Sequence[Drafter]) -> list[str]:
+    """The drafters in words: databases that learn, databases that only learn, and levels."""
+    found = []
+    for drafter in drafters:
+        if isinstance(drafter, Stack):
+            level: Drafter | None = drafter.top
+            names: list[str] = []
+            while isinstance(level, Level):
+                names.insert(0, f"{level.name}@{level.batch}")
+                level = level.below
+            if level is not None:
+                assert all(isinstance(tier, Frozen) for tier in hierarchy([level]).tiers)
+                names.insert(0, "databases")
+            found.append("/".join(names))
+        elif isinstance(drafter, Learner):
+            found.append(" ".join(["learns", *(tier.name for tier in drafter.tiers)]))
+        else:
+            found.append(" ".join(tier.name for tier in hierarchy([drafter]).tiers))
+    return found
+
+
+ALL = "context model statistics"
+
+
+@pytest.mark.parametrize(
+    ("name", "tiers", "wanted"),
+    [
+        ("plain", TIERS, []),
+        ("hd", TIERS, [ALL]),
+        ("hsd:plain", TIERS, []),
+        ("hsd:databases", TIERS, [ALL]),
+        ("hsd:small@3", TIERS, ["small@3"]),
+        ("single:mid@2", TIERS, ["mid@2"]),
+        ("hsd:small@3/mid@2", TIERS, ["small@3/mid@2"]),
+        ("hsd:databases/small@3", TIERS, [f"learns {ALL}", "databases/small@3"]),
+        ("hd+hsd:plain", TIERS, [ALL]),
+        ("hd+hsd:databases", (MODEL,), ["model"]),
+        ("hd+hsd:small@3", TIERS, [ALL, "small@3"]),
+        ("hd+hsd:small@3", (STATISTICS, MODEL), ["statistics model", "small@3"]),
+        ("hd+hsd:small@3", (), ["small@3"]),
+        ("hd+hsd:databases/small@3", TIERS, [ALL, "databases/small@3"]),
+        ("hd+hsd:databases/small@3", (CONTEXT,), ["context", "databases/small@3"]),
+    ],
+)
+def test_a_method_is_made_of_databases_and_draft_models(
+    name: str, tiers: tuple[str, ...], wanted: list[str]
+) -> None:
+    method = method_named(name, Drafting(tiers=tiers))
+    databases = Databases(statistics=Table())
+    assert parts(drafters_of(method, databases, toy_family(), Sampling(0.7))) == wanted
+
+
+def test_without_a_plan_the_best_one_is_taken() -> None:
+    family, databases = toy_family(), Databases(statistics=Table())
+    plan = str(family.plan("", "match"))
+    assert plan.startswith("databases/")
+    for name, first in (("hsd", f"learns {ALL}"), ("hd+hsd", ALL)):
+        found = parts(drafters_of(METHODS[name], databases, family, Sampling(0.7)))
+        assert found == [first, plan]
+
+
+def test_what_the_databases_draft_for_a_small_model_they_learn_only_once() -> None:
+    databases, saved = Databases(), list[Sequence[int]]()
+    databases.context.save = saved.append
+    for name in ("hsd:databases/small@3", "hd+hsd:databases/small@3"):
+        databases.context.log.clear()
+        method, prompt = method_named(name), list(b"hello")
+        drafters = drafters_of(method, databases, toy_family(), LONG.sampling)
+        events = decode(ToyBackend(), prompt, drafters, LONG, method.drafting)
+        answer = [t.id for event in events if isinstance(event, Step) for t in event.tokens]
+        assert databases.context.log == [*prompt, *answer]
+        databases.context.seen.clear()
+
+
+def test_a_small_model_trusts_the_databases_as_the_target_does_and_learns_on_its_own() -> None:
+    databases = Databases()
+    run(databases, "hd", LONG, Drafting())
+    before = databases.calibration.rows()
+    below = hierarchy([databases.below()])
+    assert before != [] and below.calibration.rows() == before
+    tree = Tree(ord("a"))
+    below.grow(tree, list(b"hello a"), Budget(Drafting(), 9, 260))
+    below.observe(list(b"hello a b"), 2, None)
+    assert below.calibration.rows() != before == databases.calibration.rows()
+
+
+@pytest.mark.parametrize("family", [None, Family(ToyBackend(), {})], ids=["none", "empty"])
+@pytest.mark.parametrize("name", ["hsd", "hd+hsd:small", "single:small"])
+def test_a_stack_without_draft_models_is_an_error(name: str, family: Family | None) -> None:
+    with pytest.raises(SettingError, match=f"{re.escape(name)}.*none is loaded.*Stack tab"):
+        drafters_of(method_named(name), Databases(), family, Sampling())
+
+
+def test_methods_without_a_stack_need_no_family() -> None:
+    for name in ("plain", "hd", "lookup"):
+        databases = Databases()
+        method = METHODS[name]
+        assert len(drafters_of(method, databases, None, Sampling())) == (name != "plain")
+
+
+def test_the_rule_of_the_drafting_is_the_rule_of_every_level() -> None:
+    for rule, kind in (("match", Match), ("rejection", Rejection)):
+        method = method_named("hsd:small@3/mid@2", Drafting(rule=rule))
+        (stack,) = drafters_of(method, Databases(), toy_family(), Sampling(seed=5))
+        assert isinstance(stack, Stack) and isinstance(stack.top.below, Level)
+        assert type(stack.top.rule) is type(stack.top.below.rule) is kind

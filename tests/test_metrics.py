@@ -24,6 +24,17 @@ RUN = [
 ]  # fmt: skip
 
 
+def test_levels_of_a_stack_add_up() -> None:
+    steps = [
+        step(0, "target", levels={"draft:small": (4, 0, 0), "draft:mid": (2, 8, 5)}),
+        step(1, "target"),
+        step(2, "target", levels={"draft:small": (3, 6, 1)}),
+    ]
+    levels = summarise(None, steps).levels
+    assert levels == {"draft:small": (7, 6, 1), "draft:mid": (2, 8, 5)}
+    assert summarise(None, RUN).levels == {}
+
+
 def test_a_run_counted_by_hand() -> None:
     metrics = summarise(Prefill(10, 4, 0.5), RUN)
     assert (metrics.tokens, metrics.forwards) == (6, 3)

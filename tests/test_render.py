@@ -1,14 +1,14 @@
 """What reaches the browser is data and our own words; hostile text stays text."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app import palette, render
-from app.comparison import PlainSpeed, Verdict
+from app.comparison import PlainSpeed, Proof, Verdict
 from app.panel import milliseconds, panel
-from app.session import Proof
 from engine.metrics import summarise
 from engine.types import TARGET, TIERS, Step, Token
 from storage.conversations import Conversations, Piece
@@ -77,6 +77,64 @@ def test_every_source_has_one_colour_and_its_own_mark() -> None:
     assert not colours & {*palette.DRAFT_SHADES, *palette.STAGES.values()}
     for name, look in palette.INKS.items():
         assert f"--s-{name}:{look.colour}" in palette.variables()
+
+
+@pytest.fixture
+def levels() -> Iterator[None]:
+    palette.shade(["tiny", "small", "mid"])
+    yield
+    palette.LEVELS.clear()
+
+
+def test_draft_models_have_one_hue_and_a_shade_per_level(levels: None) -> None:
+    shades = [palette.ink(f"draft:{name}").colour for name in ("mid", "small", "tiny")]
+    assert shades == [*palette.DRAFT_SHADES[:3]], "the largest is the darkest"
+    assert {palette.ink(f"draft:{name}").underline for name in ("mid", "old")} == {"wavy"}
+    old = palette.ink("draft:old").colour
+    palette.shade(["other"])
+    assert palette.ink("draft:old").colour == old in palette.DRAFT_SHADES
+    assert palette.ink("draft:mid").colour == shades[0], "what was loaded keeps its shade"
+    assert palette.others(["target", "draft:mid", "context", "draft:tiny", "draft:small"]) == [
+        "draft:tiny",
+        "draft:small",
+        "draft:mid",
+    ]
+
+
+@pytest.mark.parametrize("source", ["", "draft", "__proto__", "constructor", "<b>"])
+def test_an_unknown_source_is_no_draft_model(source: str) -> None:
+    look = palette.ink(source)
+    assert look.title == "Unknown" and not look.underline
+    named = render.drafts([Piece("a", source, 0, 0, 0, 0.0)])
+    assert named[source]["kind"] == "k-target"
+
+
+def test_draft_models_travel_with_the_tokens_they_drafted() -> None:
+    evil = "draft:<img src=x onerror=alert(1)>"
+    pieces = [Piece("a", evil, 0, 0, 0, 0.0), Piece("b", TARGET, 0, 0, 1, 0.0)]
+    for value in (render.growing(pieces, 0), render.side_by_side("hsd", pieces)):
+        (name,) = value["names"].values()
+        assert list(value["names"]) == [evil] and name["kind"] == "k-draft"
+        assert name["colour"] in palette.DRAFT_SHADES
+    assert render.growing(pieces, 1)["names"] == {}
+
+
+def test_the_panel_tells_what_each_level_did() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    step = Step(
+        0,
+        (Token(1, 0, "draft:small"), Token(2, 1, TARGET)),
+        {"draft:small": 3, f"draft:{evil}": 1},
+        {"draft:small": 2},
+        look_ups={"draft:small": 0.004},
+        levels={"draft:small": (5, 0, 0), f"draft:{evil}": (2, 8, 6)},
+        verify_seconds=0.01,
+    )
+    markup = panel(summarise(None, [step]), [step])
+    assert "Levels of the stack" in markup and "6 / 8 <em>75 %</em>" in markup
+    assert "drafts by itself" in markup and "2 / 3" in markup and "4.0 ms" in markup
+    assert "<img" not in markup and "&lt;img" in markup
+    assert "Levels of the stack" not in panel(None)
 
 
 def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from engine.sampling import choose, gumbel, likeliest, nucleus_floor, probabilities, warp
+from engine.sampling import (
+    choose,
+    distribution,
+    gumbel,
+    likeliest,
+    nucleus_floor,
+    probabilities,
+    warp,
+)
 from engine.settings import Sampling
 
 
@@ -52,6 +60,20 @@ VARIANTS = [
     Sampling(temperature=1.0, min_p=0.3, seed=6),
     Sampling(temperature=1.5, top_k=6, top_p=0.9, min_p=0.05, seed=7),
 ]
+
+
+@pytest.mark.parametrize("sampling", VARIANTS)
+def test_the_distribution_is_the_law_that_is_sampled_from(sampling: Sampling) -> None:
+    law = distribution(LOGITS, sampling)
+    assert law == pytest.approx(reference(LOGITS, sampling), rel=1e-5, abs=1e-12)
+    assert law.dtype == np.float32 and law.sum() == pytest.approx(1.0)
+    assert draw(LOGITS, sampling, range(2_000))[law == 0].sum() == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-60, 1e-5])
+def test_the_distribution_of_a_cold_sampler_is_certain(temperature: float) -> None:
+    law = distribution(np.float32([1.0, 3.0, 3.0, -2.0]), Sampling(temperature))
+    assert law.tolist() == [0.0, 1.0, 0.0, 0.0] and law.dtype == np.float32
 
 
 @pytest.mark.parametrize("sampling", VARIANTS)
@@ -143,6 +165,12 @@ def test_noise_depends_on_seed_and_position_only() -> None:
     assert (gumbel(5, 10, 100) != first).mean() > 0.99
     with pytest.raises(ValueError, match="read-only"):
         gumbel(5, 9, 100)[0] = 0.0
+
+
+def test_noise_of_a_smaller_vocabulary_is_the_beginning_of_the_same() -> None:
+    """Models of one family may be padded to different sizes; their choices stay comparable."""
+    for size in (1, 100, 255):
+        assert (gumbel(5, 9, size) == gumbel(5, 9, 256)[:size]).all()
 
 
 def test_noise_of_different_positions_and_seeds_is_independent() -> None:

@@ -25,6 +25,8 @@ from storage.ngrams import ModelNgrams
 from storage.traces import Traces
 
 ME = "local"
+DATABASES = [name for name, method in METHODS.items() if method.stack is None]
+"""Methods without draft models; those with some are tested in test_stacks.py."""
 
 
 @pytest.fixture
@@ -199,7 +201,7 @@ def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
 
 def test_every_method_gives_the_same_text(session: Session) -> None:
     _, plain = ask(session, method="plain")
-    for method in METHODS:
+    for method in DATABASES:
         assert ask(session, method=method)[1].text == plain.text
 
 
@@ -333,6 +335,23 @@ def test_what_a_faulty_drafter_added_is_taken_back(token: int) -> None:
     assert len(notices) == 1 and "context failed" in notices[0]
 
 
+class Replacing(Wild):
+    """A drafter that takes earlier drafts out before it adds its own."""
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, Work]:
+        tree.cut(0)
+        return super().grow(tree, tokens, budget)
+
+
+@pytest.mark.parametrize(("token", "left"), [(97, [1, 97, 97]), (-1, [1]), (98, [1])])
+def test_a_drafter_may_replace_what_others_drafted(token: int, left: list[int]) -> None:
+    guarded = Guarded(Replacing(token), lambda text: None)  # type: ignore[arg-type]
+    tree = Tree(1)
+    tree.add(tree.add(tree.add(0, 5, "model"), 6, "model"), 7, "model")
+    guarded.grow(tree, [1], Budget(Drafting(), 9, 260))
+    assert tree.tokens == left
+
+
 def test_a_store_that_fails_costs_memory_not_the_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +390,7 @@ def test_a_stopped_answer_can_be_proved_too(
     assert proof.verdict.tokens == update.metrics.tokens
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "plain"])
+@pytest.mark.parametrize("method", [name for name in DATABASES if name != "plain"])
 def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method: str) -> None:
     ask(session)
     before, trusted = known(session), session.pasts.of(ME).calibration.rows()
@@ -419,6 +438,13 @@ def test_preferences_survive_storage() -> None:
         Preferences.from_mapping({"drafting": {"policy": "magic"}})
     with pytest.raises(SettingError):
         Preferences.from_mapping({"drafting": {"budget": "magic"}})
+
+
+def test_preferences_without_a_rule_keep_the_text() -> None:
+    kept = Preferences().mapping()
+    del kept["drafting"]["rule"]
+    assert Preferences.from_mapping(kept) == Preferences()
+    assert Preferences().drafting.rule == "match"
 
 
 def test_preferences_of_earlier_versions_take_up_the_measured_budget() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import SettingError
 from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
-from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
+from engine.types import CONTEXT, MODEL, RULES, STATISTICS, TIERS
 
 NUMBERS = [
     (kind, item)
@@ -96,6 +96,18 @@ def test_unknown_policies_are_refused(policy: Any) -> None:
 def test_unknown_budgets_are_refused(budget: Any) -> None:
     with pytest.raises(SettingError, match="adaptive, fixed"):
         Drafting(budget=budget)
+
+
+@pytest.mark.parametrize("rule", ["", "Match", "equal", None, 1])
+def test_unknown_rules_of_verification_are_refused(rule: Any) -> None:
+    with pytest.raises(SettingError, match="match, rejection"):
+        Drafting(rule=rule)
+
+
+def test_the_rule_that_keeps_the_seeds_text_is_the_default() -> None:
+    assert [Drafting(rule=rule).rule for rule in RULES] == ["match", "rejection"]
+    assert Drafting().rule == RULES[0] == "match"
+    assert Drafting.from_mapping({"rule": "rejection"}) == Drafting(rule="rejection") != Drafting()
 
 
 @pytest.mark.parametrize("harvest", ["on", None, 1, 0.0])

@@ -10,18 +10,22 @@ import gradio as gr
 import pytest
 
 from app import ui
+from app.comparison import Progress, Proof, Timed, Verdict
 from app.preferences import Preferences
 from app.session import Session
 from app.tabs import compare, diagnostics, settings
+from app.verdicts import proof_line, title_of
 from engine.backends.toy import ToyBackend
 from engine.costs import CostCurve
 from engine.errors import SettingError
 from engine.methods import METHODS
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
+from engine.types import RULES, Step, Token
 from storage.database import Database
 from storage.traces import Run
 
 T = TypeVar("T")
+EVIL = "<img src=x onerror=alert(1)>"
 
 
 def made(build: Callable[[], T]) -> T:
@@ -47,13 +51,13 @@ def labels(blocks: gr.Blocks) -> set[str]:
     }
 
 
-def test_guests_get_no_databases_and_cannot_measure(db: Database, toy: ToyBackend) -> None:
+def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
     mine, theirs = (
         labels(made(lambda guests=guests: ui.build(Session(toy, db, guests=guests))))
         for guests in (False, True)
     )
-    assert {"Measure again", "Databases"} <= mine
-    assert not {"Measure again", "Databases"} & theirs and "Diagnostics" in theirs
+    hidden = {"Measure again", "Databases", "Stack", "Load", "Profile", "Use for chat"}
+    assert hidden <= mine and not hidden & theirs and "Diagnostics" in theirs
 
 
 def test_a_model_that_decodes_plainly_has_nothing_to_measure(db: Database) -> None:
@@ -72,9 +76,9 @@ def controls(session: Session) -> settings.Controls:
 
 
 def test_settings_show_what_they_read(controls: settings.Controls) -> None:
-    drafting = Drafting(("model", "context"), "hierarchical", 12, 0.25, "fixed", True)
+    drafting = Drafting(("model", "context"), "hierarchical", 12, 0.25, "fixed", True, "rejection")
     generation = Generation(Sampling(0.5, 3, 0.9, 0.1, 7), 99, ("END", "stop"))
-    chosen = Preferences(generation, "context", drafting, fresh_seed=False)
+    chosen = Preferences(generation, "hsd:small@8/mid@4", drafting, fresh_seed=False)
     assert controls.read(controls.show("Be kind.", chosen)) == ("Be kind.", chosen)
 
 
@@ -85,11 +89,52 @@ def test_settings_start_from_the_defaults_of_the_engine(controls: settings.Contr
     assert preferences.drafting.budget == BUDGETS[0] == "adaptive"
 
 
-def test_unusable_settings_are_refused(controls: settings.Controls) -> None:
+@pytest.mark.parametrize("name", ["budget", "rule", "method"])
+def test_unusable_settings_are_refused(controls: settings.Controls, name: str) -> None:
     values = controls.show("", Preferences())
-    values[1 + list(controls.parts).index("budget")] = "boundless"
+    values[1 + list(controls.parts).index(name)] = "boundless"
     with pytest.raises(SettingError, match="boundless"):
         controls.read(values)
+
+
+def test_rules_of_verification_have_words(controls: settings.Controls) -> None:
+    rule = controls.parts["rule"]
+    assert {value for _, value in rule.choices} == set(RULES)  # type: ignore[attr-defined]
+    assert rule.value == "match"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("same_text", "identical", "words", "kind"),
+    [
+        (True, True, "Identical", "verdict same"),
+        (True, False, "First difference", "verdict differs"),
+        (False, True, "Identical", "verdict same"),
+        (False, False, "keeps the distribution", 'verdict"'),
+    ],
+)
+def test_verdicts_raise_no_false_alarm(
+    session: Session, same_text: bool, identical: bool, words: str, kind: str
+) -> None:
+    def timed(method: str, token: int) -> Timed:
+        return Timed(method, None, (Step(0, (Token(token, 0, "target"),), verify_seconds=1.0),))
+
+    pair = (timed("plain", 97), timed("hsd", 97 if identical else 98))
+    progress = Progress((pair,), 0, None, same_text=same_text)
+    found = compare.banner(session, progress, 1)
+    assert words in found and kind in found
+    assert ("1.00×" in found) == (identical or not same_text)
+    verdict = Verdict(identical, 1, 0 if identical else 1, EVIL, EVIL)
+    line = proof_line(Proof(1, verdict, 1.0, *pair, same_text))
+    assert words in line and kind in line and "<img" not in line
+
+
+def test_methods_of_any_time_have_titles(session: Session) -> None:
+    assert title_of("hd") == "Hierarchy drafting" and title_of("magic") == "magic"
+    assert title_of("single:small") == "Draft model small"
+    run = Run(
+        "1", None, "toy", "t", f"hsd:{EVIL}@2", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0, None, "chat"
+    )
+    assert "<img" not in diagnostics.heading(run) and "&lt;img" in diagnostics.heading(run)
 
 
 def test_comparisons_start_with_hierarchy_drafting_and_its_measured_budget(

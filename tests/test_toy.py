@@ -1,10 +1,11 @@
 """The shipped fake behaves like a model: cache, tree, roll-back, text."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.backends.toy import ASSISTANT, END, ToyBackend, toy_logits
+from engine.backends.toy import ASSISTANT, END, VOCABULARY, ToyBackend, deviating, toy_logits
 from engine.decode import never
 from engine.settings import Sampling
 from engine.tree import Tree, graft
@@ -52,6 +53,7 @@ def test_a_tree_row_scores_as_its_path_alone(toy: ToyBackend) -> None:
             assert single.choose(0) == scores.choose(row)
             assert single.probability(0, 97) == scores.probability(row, 97)
             assert single.likely(0) == scores.likely(row)
+            assert (single.distribution(0) == scores.distribution(row)).all()
             assert all(scores.probability(row, t) == p for t, p in scores.likely(row))
 
 
@@ -75,3 +77,35 @@ def test_the_text_repeats_itself_and_ends() -> None:
     toy = ToyBackend()
     toy.prefill(list(b"ab"), never)
     assert END in {toy.score(Tree(98), sampling).choose(0) for sampling in draws}
+
+
+def test_every_token_has_a_name_of_its_own(toy: ToyBackend) -> None:
+    names = toy.vocabulary()
+    assert len(set(names)) == len(names) == toy.info.vocabulary_size == VOCABULARY
+    assert toy.tokenize(names[END]) == [END] and toy.info.tokenizer_type == "bytes"
+
+
+def overlap(deviation: float, key: int = 1) -> float:
+    """How often a draft of such a model would be accepted, over many places."""
+    toy, other = ToyBackend(), ToyBackend(name="other", logits=deviating(deviation, key))
+    shares = []
+    for at in range(40):
+        laws = []
+        for backend in (toy, other):
+            backend.prefill([97 + at % 26, 97 + at // 2], never)
+            laws.append(backend.score(Tree(97 + at // 2), Sampling(1.0)).distribution(0))
+        shares.append(float(np.minimum(*laws).sum()))
+    return sum(shares) / len(shares)
+
+
+def test_the_more_a_model_deviates_the_less_it_resembles_the_toy() -> None:
+    shares = [overlap(deviation) for deviation in (0.0, 0.5, 1.0, 2.0, 4.0)]
+    assert shares[0] == pytest.approx(1.0) and shares == sorted(shares, reverse=True)
+    assert 0.0 < shares[-1] < 0.5
+    assert overlap(1.0, key=2) != overlap(1.0, key=1) == shares[2]
+
+
+def test_a_backend_has_the_name_and_the_context_that_it_was_given() -> None:
+    info = ToyBackend(100, "small").info
+    assert (info.name, info.fingerprint, info.context_length) == ("small", "small", 100)
+    assert info.tokenizer_fingerprint == ToyBackend().info.tokenizer_fingerprint

@@ -11,7 +11,10 @@ import pytest
 from engine.chat import Chat
 from engine.decode import decode, never
 from engine.drafters.base import Drafter
+from engine.hsd.family import Family
+from engine.hsd.vocabulary import check_vocabulary
 from engine.methods import METHODS, Databases
+from engine.sampling import distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import Message, Prefill, Step
@@ -232,6 +235,54 @@ def test_what_the_target_thought_of_is_its_softmax(embedded: Any) -> None:
         logits = np.float64(scores.row(row))
         law = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
         assert dict(likely) == pytest.approx({t: law[t] for t, _ in likely}, rel=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, top_k=9), Sampling(1.3, top_p=0.8)])
+def test_the_distribution_is_the_law_that_is_sampled_from(
+    embedded: Any, sampling: Sampling
+) -> None:
+    backend, prompt = fresh(embedded), prompt_of(12)
+    backend.prefill(prompt, never)
+    tree = tree_of(prompt[-1])
+    scores = backend.score(tree, sampling)
+    for row in range(len(tree) + 1):
+        law = scores.distribution(row)
+        assert law.shape == (backend.info.vocabulary_size,) and law.dtype == np.float32
+        assert law.sum() == pytest.approx(1.0, abs=1e-5) and law[scores.choose(row)] > 0
+        assert (law == distribution(scores.row(row), sampling)).all()
+
+
+def test_the_embedded_models_are_one_family(embedded: Any, embedded_drafts: Any) -> None:
+    models = [*embedded_drafts.values(), embedded]
+    sizes = [model.info.parameters for model in models]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1] / 4
+    for model in models:
+        info, names = model.info, model.vocabulary()
+        assert info.memory_bytes == 4 * info.parameters and info.tokenizer_type == "BPE"
+        assert len({*names}) == len(names) <= info.vocabulary_size
+        assert names[model.tokenize("<|end|>")[0]] == "<|end|>"
+        assert names == embedded.vocabulary()
+        check_vocabulary(embedded, model)
+    family = Family(embedded, dict(reversed(embedded_drafts.items())))
+    assert [*family.drafts] == ["small", "mid"]
+
+
+def test_a_model_with_another_tokenizer_is_refused(embedded: Any, tmp_path: Path) -> None:
+    from engine.errors import ModelError
+
+    other = load(save_model("llama-gqa", tmp_path))
+    with pytest.raises(ModelError) as caught:
+        Family(embedded, {"other": other})
+    text = str(caught.value)
+    assert "its tokenizer is WordLevel, not BPE; it has 100 tokens, not" in text
+    assert "the first token that differs is 0: '<pad>', not " in text
+
+
+def test_a_model_that_keeps_a_state_does_not_draft(embedded: Any, tmp_path: Path) -> None:
+    from engine.errors import ModelError
+
+    with pytest.raises(ModelError, match="mamba cannot draft: mamba models keep a state"):
+        Family(embedded, {"mamba": load(save_model("mamba", tmp_path))})
 
 
 def test_forwards_on_a_gpu_are_waited_for(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

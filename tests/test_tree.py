@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,3 +160,68 @@ def test_the_walk_is_the_longest_agreeing_path() -> None:
         assert len(rows) == longest and emitted == truth[: longest + 1]
         assert not rows or tree.path(rows[-1]) == tuple(truth[:longest])
         assert [tree.parents[row] for row in rows] == [0, *rows][: len(rows)]
+
+
+@pytest.mark.parametrize("row", [0, 2, 4])
+def test_the_walk_may_begin_at_any_row(row: int) -> None:
+    tree = tree_of((1,), (2,), (1, 3), (2, 3), (2, 3, 5))
+    truth = {0: 1, 1: 3, 2: 3, 3: 4, 4: 5, 5: 6}
+    rows, emitted = {0: ([1, 3], [1, 3, 4]), 2: ([4, 5], [3, 5, 6]), 4: ([5], [5, 6])}[row]
+    assert tree.walk(truth.__getitem__, row) == (rows, emitted)
+
+
+@settings(deadline=None, derandomize=True)
+@given(PATHS, PATHS, st.data())
+def test_attaching_a_tree_adds_its_paths_below_a_row(
+    paths: list[Path], more: list[Path], data: st.DataObject
+) -> None:
+    tree, other = tree_of(*paths), tree_of(*more)
+    row = data.draw(st.integers(0, len(tree)))
+    before = (paths_of(tree), tree.sources[:], tree.match_lengths[:])
+    head, attached = tree.path(row), paths_of(other)
+    tree.attach(row, other)
+    assert_valid(tree)
+    assert set(paths_of(tree)) == {*before[0], *(head + path for path in attached)}
+    rows = len(before[0])
+    assert (paths_of(tree)[:rows], tree.sources[:rows], tree.match_lengths[:rows]) == before
+    assert paths_of(other) == attached, "the other tree stays as it is"
+
+
+def test_an_attached_node_keeps_its_source_and_what_is_there_keeps_its_own() -> None:
+    tree, other = tree_of((1, 2)), Tree(1)
+    for token in (2, 3):
+        other.add(len(other), token, "draft:small", 7)
+    tree.attach(1, other)
+    assert tree.sources == ["", "context", "context", "draft:small"]
+    assert tree.match_lengths == [0, 2, 2, 7] and tree.path(3) == (1, 2, 3)
+
+
+def chain_of(*tokens: int) -> Tree:
+    """A chain in which every token was drawn from a law."""
+    tree = Tree(99)
+    for token in tokens:
+        row = tree.add(len(tree), token, "draft:small")
+        tree.laws[row] = np.full(2, token, np.float32)
+    return tree
+
+
+def test_laws_go_with_their_nodes_to_another_tree() -> None:
+    """Also where the node is there already, without one."""
+    tree = tree_of((1, 2), (3,), (4,))
+    assert tree.laws == {}
+    tree.attach(0, chain_of(3, 2, 5))
+    assert paths_of(tree)[3:] == [(3,), (4,), (3, 2), (3, 2, 5)]
+    assert {tree.path(row): law[0] for row, law in tree.laws.items()} == {
+        (3,): 3, (3, 2): 2, (3, 2, 5): 5,
+    }  # fmt: skip
+    tree.attach(4, chain_of(9))
+    assert tree.path(7) == (4, 9) and tree.laws[7][0] == 9
+
+
+@pytest.mark.parametrize("nodes", range(5))
+def test_laws_of_nodes_that_are_cut_are_gone(nodes: int) -> None:
+    tree = chain_of(1, 2, 3)
+    tree.cut(nodes)
+    assert set(tree.laws) == {*range(1, min(nodes, 3) + 1)}
+    row = tree.add(len(tree), 7, "context")
+    assert row not in tree.laws, "a new node has none of an old one"

@@ -1,13 +1,15 @@
 """Chat: the transcript as tokens or as Markdown, the composer, and the live figures beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gradio as gr
 
+from app.comparison import Proof
 from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, told, warn
 from app.panel import panel
-from app.session import Proof, Session
+from app.preferences import Preferences
+from app.session import Session
 from app.tabs.screen import (
     MARKDOWN,
     TOKENS,
@@ -139,6 +141,13 @@ class Handlers:
     ) -> None:
         self.session, self.parts, self.controls, self.current = session, parts, controls, current
 
+    def ready(self, values: Sequence[Any]) -> tuple[str, Preferences]:
+        """System prompt and preferences; raises SettingError where they could not be followed,
+        before anything is stored or taken back for an answer that cannot come."""
+        system, preferences = self.controls.read(values)
+        self.session.stacks.check(preferences.chosen(), preferences.generation.sampling)
+        return system, preferences
+
     def say(
         self,
         request: gr.Request,
@@ -151,7 +160,7 @@ class Handlers:
         """Store what was said, or said differently; `pending` then asks for an answer."""
         owner = owner_of(self.session, memory, request)
         try:
-            system, preferences = self.controls.read(values)
+            system, preferences = self.ready(values)
             store = self.session.conversations(owner)
             if conversation is not None and editing is not None:
                 self.session.edit(owner, conversation, editing, text)
@@ -207,13 +216,18 @@ class Handlers:
             yield {self.parts.pending: None}
 
     def retry(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
+        self,
+        request: gr.Request,
+        conversation: str | None,
+        memory: dict[str, Any] | None,
+        *values: Any,
     ) -> dict[Any, Any]:
         """Take the last answer back and ask for another."""
         owner = owner_of(self.session, memory, request)
         try:
             if conversation is None:
                 raise PromptError("There is nothing to answer yet. Write a message first.")
+            self.ready(values)
             self.session.drop_answer(owner, conversation)
         except StrataError as error:
             warn(str(error))
@@ -245,10 +259,12 @@ class Handlers:
         request: gr.Request,
         conversation: str | None,
         memory: dict[str, Any] | None,
+        *values: Any,
     ) -> dict[Any, Any]:
         """Replace a message that was edited in the Markdown view."""
         owner = owner_of(self.session, memory, request)
         try:
+            self.ready(values)
             messages = self.session.conversations(owner).messages(conversation or "")
             at = data.index if isinstance(data.index, int) else data.index[0]
             self.session.edit(owner, conversation or "", messages[at].position, str(data.value))
@@ -323,12 +339,10 @@ def wire(
     )
     for button in parts.examples:
         then_answer(button.click(on.say, [button, *spoken], said, **AT_ONCE))
-    then_answer(
-        gr.on(
-            [parts.again.click, parts.bubbles.retry], on.retry, [current, memory], said, **AT_ONCE
-        )
-    )
-    then_answer(parts.bubbles.edit(on.rewrite, [current, memory], said, **AT_ONCE))
+    again = [current, memory, *controls.inputs]
+    retried = [parts.again.click, parts.bubbles.retry]
+    then_answer(gr.on(retried, on.retry, again, said, **AT_ONCE))
+    then_answer(parts.bubbles.edit(on.rewrite, again, said, **AT_ONCE))
     parts.edit.click(on.take_back, [current, memory], [parts.box, parts.editing], **AT_ONCE)
     parts.stop.click(on.stop, [current, memory], None, **AT_ONCE)
     parts.prove.click(

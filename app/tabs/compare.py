@@ -13,12 +13,11 @@ from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, warn
 from app.panel import milliseconds
 from app.plots import grid
 from app.session import Session
-from app.tabs.settings import Controls
+from app.tabs.settings import Controls, methods
 from app.token_view import token_view
-from app.verdicts import difference
+from app.verdicts import another_text, difference, title_of
 from app.writer import piece_of
 from engine.errors import StrataError
-from engine.methods import METHODS
 from engine.types import Step
 
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
@@ -55,9 +54,11 @@ def build(session: Session) -> Parts:
         )
         with gr.Column(scale=3, min_width=280):
             method = gr.Dropdown(
-                [(method.title, name) for name, method in METHODS.items() if name != "plain"],
+                choices(session),
                 value="hd",
                 label="Accelerated with",
+                allow_custom_value=True,
+                elem_id="compare-method",
             )
             repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats, order swapped")
         with gr.Column(scale=1, min_width=110, elem_classes="go"):
@@ -73,6 +74,11 @@ def build(session: Session) -> Parts:
             fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
     heads, views = (plain_head, fast_head), (plain, fast)
     return Parts(prompt, method, repeats, run, stop, result, heads, views, grid(drawn(None)))
+
+
+def choices(session: Session) -> list[tuple[str, str]]:
+    """What plain decoding can be compared with."""
+    return [(title, name) for title, name in methods(session) if name != "plain"]
 
 
 def idle(session: Session) -> str:
@@ -106,23 +112,27 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
     if progress.cancelled and not progress.pairs:
         return '<div class="verdict">Stopped before both runs had ended.</div>'
     detokenize = session.backend.detokenize
-    for number, (plain, fast) in enumerate(progress.pairs, start=1):
-        found = verdict(detokenize, plain, fast)
-        if not found.identical:
+    verdicts = [verdict(detokenize, plain, fast) for plain, fast in progress.pairs]
+    for number, found in enumerate(verdicts, start=1):
+        if not found.identical and progress.same_text:
             return difference(found, f" in repeat {number}")
     if len(progress.pairs) < repeats and not progress.cancelled:
-        name = METHODS[progress.running.method].title if progress.running else "Next"
+        name = title_of(progress.running.method) if progress.running else "Next"
         so_far = f"; identical in {len(progress.pairs)} so far" if progress.pairs else ""
+        so_far = so_far if progress.same_text else ""
         at = f"repeat {progress.repeat + 1} of {repeats}{so_far}"
         return f'<div class="verdict running">{escape(name)}, {at} …</div>'
     speedups, middle = progress.speedups, progress.speedup
     count = len(progress.pairs[-1][0].tokens)
     spread = f"{min(speedups):.2f}–{max(speedups):.2f}×" if len(speedups) > 1 else "one repeat"
     ended = "stopped early, " if progress.cancelled else ""
+    speed = f"{ended}median speedup <b>{middle or 0:.2f}×</b>, {spread}"
+    other = next((found for found in verdicts if not found.identical), None)
+    if other is not None:
+        return another_text(other, speed)
     return (
         f'<div class="verdict same"><b>Identical</b>: all {count:,} tokens in '
-        f"{len(progress.pairs)} of {repeats} repeats ({ended}median speedup "
-        f"<b>{middle or 0:.2f}×</b>, {spread}).</div>"
+        f"{len(progress.pairs)} of {repeats} repeats ({speed}).</div>"
     )
 
 
@@ -152,7 +162,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         timed = progress.running
         if timed is not None:
             at = 0 if timed.method == "plain" else 1
-            shown[parts.heads[at]] = head(METHODS[timed.method].title, timed)
+            shown[parts.heads[at]] = head(title_of(timed.method), timed)
             shown[parts.views[at]] = side(f"{timed.method}-{progress.repeat}", timed)
         return shown
 

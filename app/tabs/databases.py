@@ -11,6 +11,7 @@ from app.events import AT_ONCE, owner_of, told
 from app.palette import ink
 from app.plots import grid
 from app.session import Session
+from app.stacks import amount
 from engine.calibration import Calibration
 from engine.types import CONTEXT, MODEL, STATISTICS
 from storage.contexts import ContextStore
@@ -71,15 +72,6 @@ def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
     return f"{title}<p>{escape(meaning)}</p><dl>{lines}</dl>"
 
 
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} GiB"
-
-
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
     """The open conversation's log."""
     fingerprint = session.backend.info.tokenizer_fingerprint
@@ -90,7 +82,7 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
         "Every token of the open conversation, edited-away and regenerated ones included.",
         [
             ("tokens", f"{tokens:,}"),
-            ("on disk", size(4 * tokens)),
+            ("on disk", amount(4 * tokens)),
             ("kept at most", f"{store.CAP:,} tokens"),
         ],
     )
@@ -106,7 +98,7 @@ def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
     ]
     facts = [
         ("n-grams", f"{store.rows():,}"),
-        ("on disk", size(store.size_bytes())),
+        ("on disk", amount(store.size_bytes())),
         ("model", session.backend.info.name),
     ]
     return card(MODEL, "What this model said before, in any of your conversations.", facts), rows
@@ -119,7 +111,7 @@ def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
     if table is None:
         facts = [("file", "none for this model's tokenizer; the other tiers work without it")]
         return card(STATISTICS, meaning, facts), []
-    facts = [("texts", table.meta["title"]), ("file size", size(table.size_bytes))]
+    facts = [("texts", table.meta["title"]), ("file size", amount(table.size_bytes))]
     facts += [
         (name, f"{int(table.meta[name]):,}")
         for name in ("keys", "tokens", "documents")

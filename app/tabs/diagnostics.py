@@ -13,7 +13,7 @@ from app import charts
 from app.events import AT_ONCE, ON_MODEL, owner_of, told
 from app.plots import grid
 from app.session import Session
-from engine.methods import METHODS
+from app.verdicts import title_of
 from engine.types import Step
 from storage.traces import Run, Traces
 
@@ -92,11 +92,10 @@ def line(run: Run) -> list[str]:
     """One row of the table."""
     speed = run.emitted_tokens / run.decode_seconds if run.decode_seconds else 0.0
     base = run.baseline_tokens_per_second
-    method = METHODS.get(run.method)
     return [
         f"{datetime.fromtimestamp(run.created):%d %b %H:%M:%S}",
         run.kind,
-        method.title if method else run.method,
+        title_of(run.method),
         run.model,
         f"{run.emitted_tokens:,}",
         f"{speed:,.0f}",
@@ -109,9 +108,8 @@ def heading(run: Run | None) -> str:
     """What is drawn, in numbers and our own words."""
     if run is None:
         return '<div class="verdict">No run yet.</div>'
-    method = METHODS.get(run.method)
     return (
-        f'<div class="verdict">{method.title if method else "Run"}: {run.emitted_tokens:,} tokens '
+        f'<div class="verdict">{escape(title_of(run.method))}: {run.emitted_tokens:,} tokens '
         f"from {run.forwards:,} forwards, prompt of {run.prompt_tokens:,} tokens "
         f"({run.reused_tokens:,} already in the cache).</div>"
     )

@@ -11,7 +11,7 @@ from app.preferences import Preferences
 from app.session import Session
 from engine.methods import METHODS
 from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
-from engine.types import TIERS
+from engine.types import TIERS, Rule
 
 PRESETS = {
     "Exact": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -21,6 +21,7 @@ PRESETS = {
 SLIDER_STEPS = 2_000
 """A range with more steps than this is typed, not dragged."""
 DEFAULT_TOKENS = 256
+VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class Controls:
             number(0.0, given["threshold"]),
             given["budget"],
             bool(given["harvest"]),
+            given["rule"],
         )
         chosen = Preferences(generation, given["method"], drafting, bool(given["fresh_seed"]))
         chosen.chosen()
@@ -70,6 +72,7 @@ class Controls:
             "threshold": drafting.threshold,
             "budget": drafting.budget,
             "harvest": drafting.harvest,
+            "rule": drafting.rule,
         }
         return [system, *(values[name] for name in self.parts)]
 
@@ -124,20 +127,32 @@ def build(session: Session) -> Controls:
                     )
                 value = getattr(session.backend.info.sampling, item.name)
                 parts[item.name] = control(Sampling, item.name, value)
-        build_acceleration(parts)
+        build_acceleration(session, parts)
     controls.presets = buttons
     return controls
 
 
-def build_acceleration(parts: dict[str, gr.components.Component]) -> None:
-    """What drafts, and how much."""
+def methods(session: Session) -> list[tuple[str, str]]:
+    """All methods to choose from, by title: the named ones and those of the loaded models."""
+    named = [(method.title, name) for name, method in METHODS.items()]
+    return [*named, *session.stacks.methods()]
+
+
+def build_acceleration(session: Session, parts: dict[str, gr.components.Component]) -> None:
+    """What drafts, how much, and when a draft is kept."""
     with gr.Column(elem_classes="card"):
-        gr.HTML("<h3>Acceleration</h3><p>None of these can change a word of the answer.</p>")
+        gr.HTML(
+            "<h3>Acceleration</h3><p>None of these can change a word of the answer; the last one "
+            "may, if you let it.</p>"
+        )
         parts["method"] = gr.Dropdown(
-            [(method.title, name) for name, method in METHODS.items()],
+            methods(session),
             value="hd",
             label="Method",
-            info="The settings below apply to hierarchy drafting and to single tiers.",
+            info="The settings below apply to hierarchy drafting and to single tiers. Draft models "
+            "are loaded and profiled in the Stack tab; a plan can be typed, as hsd:small@8/mid@4.",
+            allow_custom_value=True,
+            elem_id="method",
         )
         parts["tiers"] = gr.Dropdown(
             [(name.capitalize(), name) for name in TIERS],
@@ -164,10 +179,20 @@ def build_acceleration(parts: dict[str, gr.components.Component]) -> None:
         )
         parts["nodes"] = control(Drafting, "nodes")
         parts["threshold"] = control(Drafting, "threshold")
+        parts["rule"] = gr.Radio(
+            list(VERIFICATION.items()),
+            value="match",
+            label="Drafts are kept",
+            info="Same text: a draft is kept when it is what the model says itself with this seed. "
+            "Same distribution: by rejection sampling, which keeps more drafts at temperatures "
+            "above 0; every answer is as likely as without drafts, but a seed gives another text.",
+        )
 
 
-def wire(session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState) -> None:
-    """Keep changed settings with the conversation that is open."""
+def wire(
+    session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState
+) -> tuple[Any, ...]:
+    """Keep changed settings with the conversation that is open. Returns the event that does so."""
 
     def keep(
         request: gr.Request, conversation: str | None, memory: dict[str, Any], *values: Any
@@ -190,3 +215,4 @@ def wire(session: Session, controls: Controls, current: gr.State, memory: gr.Bro
             outputs=[controls.parts[key] for key in preset],
             **AT_ONCE,
         ).then(keep, inputs, None, **AT_ONCE)
+    return keep, inputs, None

@@ -176,8 +176,10 @@ class Hierarchy:
             for drafted, child in children.items():
                 at = child - self.first
                 if 0 <= at < len(self.bets):
-                    _, _, share, _, rate = self.bets[at]
-                    rate.learn(share, float(drafted == token))
+                    _, bet, share, trusts, rate = self.bets[at]
+                    # A drafter behind this one may have put its own draft in the place of ours.
+                    if bet == drafted and self.tree.sources[child] == self.sources[trusts.tier]:
+                        rate.learn(share, float(drafted == token))
             row = children.get(token)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:

@@ -15,6 +15,8 @@ from engine.settings import Sampling
 from engine.types import Rule
 from engine.verify import verifier
 
+UNABLE = "it cannot roll back."
+
 
 class Family:
     """The draft models by name, the smallest first.
@@ -36,7 +38,7 @@ class Family:
         self.target, self.profile = target, profile
         self.drafts = dict(sorted(drafts.items(), key=lambda item: item[1].info.parameters))
         self.samplings = samplings or {}
-        self.plans: dict[tuple[str, Rule, bool], Plan] = {}
+        self.plans: dict[tuple[str, Rule], Plan] = {}
         sizes = [model.info.vocabulary_size for model in (target, *drafts.values())]
         self.vocabulary = min(sizes)
 
@@ -50,14 +52,11 @@ class Family:
             )
         return self.profile
 
-    def plan(self, spec: str, rule: Rule, databases: bool = True) -> Plan:
-        """The plan of that text (engine/hsd/planner.py), the best one for an empty text.
-
-        `databases` says whether they may take part in the best one.
-        """
-        profile, key = self.profiled(), (spec, rule, databases)
+    def plan(self, spec: str, rule: Rule) -> Plan:
+        """The plan of that text (engine/hsd/planner.py), the best one for an empty text."""
+        profile, key = self.profiled(), (spec, rule)
         if key not in self.plans:
-            allowed = [*self.drafts, *([DATABASES] if databases else [])]
+            allowed = [*self.drafts, DATABASES]
             self.plans[key] = resolve(profile, spec, rule) if spec else best(profile, rule, allowed)
         return self.plans[key]
 
@@ -94,10 +93,13 @@ class Family:
 def check_drafts(target: Backend, name: str, draft: Backend) -> None:
     """Raise ModelError unless a model can draft for the target."""
     if not target.info.can_tree:
-        raise ModelError(f"{target.info.name} cannot verify drafts: {target.info.note}")
+        raise ModelError(
+            f"{target.info.name} cannot verify drafts: {target.info.note or UNABLE} Choose another "
+            "model to answer, or do without draft models."
+        )
     if not draft.info.can_tree:
         raise ModelError(
-            f"{name} cannot draft: {draft.info.note or 'it cannot roll back'} Choose a model that "
-            "can, or leave it out."
+            f"{name} cannot draft: {draft.info.note or UNABLE} Choose a model that can, or leave "
+            "it out."
         )
     check_vocabulary(target, draft)

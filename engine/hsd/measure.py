@@ -65,7 +65,7 @@ class Judged:
             "match": survival_of(self.equal),
             "rejection": survival_of(self.kept),
         }
-        return Pair(1.0 - float(np.mean(self.distances)), survival)
+        return Pair(1.0 - float(np.mean(self.distances or [1.0])), survival)
 
 
 def survival_of(texts: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, ...]:
@@ -199,7 +199,13 @@ class Profiler:
                 self.rounds[self.target].append((event.verify_seconds, rest))
                 self.choices[self.target].append(event.sample_seconds)
         self.check()
-        return found
+        return found[: self.readable(prompt, found)]
+
+    def readable(self, prompt: Sequence[int], answer: Sequence[int]) -> int:
+        """How many tokens of an answer all models know and have the context for."""
+        context = min(model.info.context_length for model in self.models.values())
+        unknown = (at for at, token in enumerate(answer) if token >= self.vocabulary)
+        return max(0, min(context - len(prompt) - BRANCH, next(unknown, len(answer))))
 
     def judge_target(
         self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
@@ -267,6 +273,8 @@ class Profiler:
         generation = Generation(sampling, self.tokens)
         for name, backend in self.models.items():
             self.check()
+            if len(prompt) >= backend.info.context_length:
+                continue
             costs = CostCurve(self.curves[name].points)
             events = decode(
                 backend, prompt, self.databases(), generation, Drafting(), self.cancelled, costs

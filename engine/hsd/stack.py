@@ -15,7 +15,7 @@ from time import perf_counter
 
 from engine.backends.base import Backend, common_prefix
 from engine.budget import Budget
-from engine.costs import LARGEST, CostCurve
+from engine.costs import CostCurve
 from engine.decode import never
 from engine.drafters.base import Drafter, Likely
 from engine.settings import Drafting, Sampling
@@ -167,9 +167,10 @@ RETRY = 32
 class Stack:
     """The top level behind a gate: it drafts where that is expected to be the fastest.
 
-    The rivals are plain decoding and what the databases have put into the tree before. `tokens`
-    and `seconds` are what a step with a draft emits and what drafting it takes: predicted at
-    first, then observed. Without a measured cost curve it drafts whenever the databases did not.
+    The rivals are plain decoding and what the databases have put into the tree before; where the
+    stack wins, their drafts are dropped, as few of them would be worth their rows beside its own.
+    `tokens` and `seconds` are what a step with a draft emits and what drafting it takes: predicted
+    at first, then observed. Without a measured cost curve it drafts whenever the databases did not.
     """
 
     name = "draft models"
@@ -181,20 +182,24 @@ class Stack:
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Let the top level draft, unless others are better at it here."""
-        self.drafting = self.pays(len(tree), budget)
+        self.drafting = self.pays(tree, budget)
         if not self.drafting:
             return {}
-        clock = perf_counter()
-        work = self.top.grow(tree, tokens, budget)
-        self.steps = min(self.steps + 1, MEMORY)
-        self.seconds += (perf_counter() - clock - self.seconds) / self.steps
+        chain, clock = Tree(tokens[-1]), perf_counter()
+        work = self.top.grow(chain, tokens, budget)
+        self.drafting = len(chain) > 0
+        if self.drafting:
+            tree.cut(0)
+            tree.attach(0, chain)
+            self.steps = min(self.steps + 1, MEMORY)
+            self.seconds += (perf_counter() - clock - self.seconds) / self.steps
         return work
 
-    def pays(self, nodes: int, budget: Budget) -> bool:
+    def pays(self, tree: Tree, budget: Budget) -> bool:
         """Whether tokens come faster with the stack than with the tree as it is."""
         if budget.costs is None:
-            return not nodes
-        step = self.seconds + budget.costs.table[min(nodes + self.top.batch, LARGEST)]
+            return not len(tree)
+        step = self.seconds + budget.costs.table[self.top.batch]
         if self.tokens / step > budget.worth or self.skipped >= RETRY:
             self.skipped = 0
             return True
