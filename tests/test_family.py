@@ -108,7 +108,8 @@ def test_models_that_are_not_loaded_are_not_in_the_best_plan() -> None:
     whole = toy_family()
     for name in DEVIATIONS:
         some = Family(whole.target, {name: whole.drafts[name]}, whole.profile)
-        assert [rung.model for rung in some.plan("", "match").rungs] == [name]
+        assert {rung.model for rung in some.plan("", "match").rungs} <= {name}
+    assert [rung.model for rung in whole.plan("", "match").rungs] == ["tiny"]
 
 
 @pytest.mark.parametrize(

@@ -234,15 +234,27 @@ class Profiler:
                     judge(self.judged[below, above], scores, upper, branch)
 
     def branch(self, name: str, level: Level, context: Sequence[int]) -> list[int]:
-        """What a draft model says next; its rounds are timed once it has read the context."""
+        """What a draft model says next; its first rounds are timed, as in a stack."""
         level.observe(context, len(context), None)
-        tree = Tree(context[-1])
+        # In a stack its weights have left the processor's caches while the target computed.
+        target = self.models[self.target]
+        target.prefill(context, never)
+        target.score(Tree(context[-1]), level.sampling)
+        target.accept(())
         clock = perf_counter()
-        level.grow(tree, context, Budget(Drafting(), BRANCH, self.vocabulary))
+        first = self.grown(level, context, ROUND)
         spent = perf_counter() - clock
-        if len(tree):
+        if first:
             forward = self.curves[name].seconds(0)
-            self.rounds[name].append((forward, max(0.0, spent / len(tree) - forward)))
+            self.rounds[name].append((forward, max(0.0, spent / len(first) - forward)))
+        if len(first) < ROUND:
+            return first
+        return first + self.grown(level, [*context, *first], BRANCH - ROUND)
+
+    def grown(self, level: Level, context: Sequence[int], tokens: int) -> list[int]:
+        """The next tokens by a draft model, at most so many."""
+        tree, level.batch = Tree(context[-1]), tokens
+        level.grow(tree, context, Budget(Drafting(), tokens, self.vocabulary))
         return list(tree.path(len(tree)))
 
     def scores(
