@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -20,6 +20,7 @@ MESSAGES = (
     "Tell me a short story about a boat and a storm.",
     "Tell me another story about the same boat.",
 )
+LAST = "Explain what a lighthouse is for."
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
 PATIENCE = 120_000
 
@@ -55,10 +56,7 @@ def tour(page: Page, address: str) -> None:
     page.goto(address)
     page.wait_for_timeout(3000)
     for message in MESSAGES:
-        page.fill("#box textarea", message)
-        page.click("#send")
-        page.wait_for_selector("#stop", state="visible")
-        page.wait_for_selector("#send", state="visible")
+        send(page, message)
     page.click("#prove")
     page.wait_for_selector("#proof .same")
     page.wait_for_timeout(1500)
@@ -80,6 +78,42 @@ def tour(page: Page, address: str) -> None:
         page.get_by_role("tab", name=name).click()
         page.wait_for_timeout(3000)
         page.screenshot(path=IMAGES / f"{name.lower()}-light.png", full_page=True)
+    stack(page)
+
+
+def stack(page: Page) -> None:
+    """Load, profile and measure draft models; then an answer by a stack of two."""
+    page.get_by_role("tab", name="Stack").click()
+    page.wait_for_timeout(2000)
+    page.click("#stack-load")
+    expect(page.locator("#stack-loaded")).to_contain_text("small, mid", timeout=PATIENCE)
+    page.click("#stack-profile")
+    expect(page.locator("#stack-profiled")).to_contain_text("positions", timeout=PATIENCE)
+    page.click("#stack-measure")
+    expect(page.locator("#stack-outcome")).to_contain_text("said the same", timeout=PATIENCE)
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(2000)
+    page.screenshot(path=IMAGES / "stack-light.png", full_page=True)
+    page.get_by_label("Another plan").fill("small@2/mid@2")
+    page.get_by_label("Another plan").press("Enter")
+    expect(page.locator("#stack-planned")).to_contain_text("2 tokens at a time")
+    page.click("#stack-use")
+    expect(page.locator("#stack-status")).to_contain_text("small@2/mid@2")
+    page.get_by_role("tab", name="Settings").click()
+    # On a model this small a stack does not pay: without the measured budget it drafts anyway.
+    page.get_by_label("Fixed").check()
+    page.get_by_role("tab", name="Chat").click()
+    send(page, LAST)
+    page.wait_for_timeout(1500)
+    page.screenshot(path=IMAGES / "stack-chat-light.png")
+
+
+def send(page: Page, message: str) -> None:
+    """Say something and wait for the end of the answer."""
+    page.fill("#box textarea", message)
+    page.click("#send")
+    page.wait_for_selector("#stop", state="visible")
+    page.wait_for_selector("#send", state="visible")
 
 
 if __name__ == "__main__":
