@@ -20,7 +20,7 @@ MESSAGES = (
     "Tell me a short story about a boat and a storm.",
     "Tell me another story about the same boat.",
 )
-LAST = "Explain what a lighthouse is for."
+LAST = "Write a list of ten things one finds in a garden, and say what each is for."
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
 PATIENCE = 120_000
 

@@ -145,7 +145,7 @@ def test_the_better_a_draft_model_the_higher_all_figures() -> None:
 
 
 def rounds(
-    names: Sequence[str], batches: Sequence[int], rule: Rule, upper: Logits, runs: int = 40
+    names: Sequence[str], batches: Sequence[int], rule: Rule, upper: Logits, runs: int = 25
 ) -> list[Step]:
     """Steps of real runs in which draft models draft for another model; the last ones left out."""
     family = Family(Small(upper), {name: Small(LOGITS[name]) for name in names})
@@ -195,7 +195,7 @@ def test_the_planner_predicts_the_tokens_of_a_real_step(
     emits, _ = Recursion(profile, rule).round(plan, 3)
     predicted = float(emits @ np.arange(len(emits)))
     real = float(np.mean([len(step.tokens) for step in rounds(names, batches, rule, TARGET)]))
-    assert real > 1.3 and predicted == pytest.approx(real, rel=0.1)
+    assert real > 1.3 and predicted == pytest.approx(real, rel=0.08)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -467,7 +467,7 @@ def test_the_embedded_family_has_a_profile(
     assert [model.name for model in profile.models] == ["small", "mid", "target"]
     assert 0.2 < profile.pairs[0, 2].acceptance < profile.pairs[1, 2].acceptance < 1.0
     costs = [model.seconds(0) for model in profile.models]
-    assert costs == sorted(costs)
+    assert costs[0] < costs[-1] == max(costs)
     assert profile.positions > 30
     for pair in profile.pairs.values():
         if temperature == 0:

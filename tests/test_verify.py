@@ -29,7 +29,7 @@ from tests.test_lossless import Adversary, Paths
 
 HONEST, BROKEN = 1e-3, 1e-6
 SAMPLES = 20_000
-RUNS = 50
+RUNS, TOKENS = 50, 200
 Logits = Callable[[tuple[int, ...]], Floats]
 Law = Sequence[float]
 SYMBOLS = 5
@@ -332,16 +332,13 @@ def stack(
 Drafters = Callable[[Sampling], Sequence[Drafter]]
 
 
-def texts(
-    drafters: Drafters, sampling: Sampling, runs: int = 80, tokens: int = 200
-) -> list[list[int]]:
+def texts(drafters: Drafters, sampling: Sampling, runs: int = RUNS) -> list[list[int]]:
     """What the target says in so many runs of the engine, and how it began."""
     target, found = Small(TARGET), []
     drafting = Drafting(rule="rejection", budget="fixed")
     for seed in range(runs):
         own = replace(sampling, seed=seed)
-        wanted = Generation(own, 200)
-        events = decode(target, START, drafters(own), wanted, drafting)
+        events = decode(target, START, drafters(own), Generation(own, TOKENS), drafting)
         steps = [event for event in events if isinstance(event, Step)]
         found.append([*START, *(token.id for step in steps for token in step.tokens)])
     return found

@@ -55,7 +55,8 @@ class Level:
         """Add a chain of this model's own tokens: a batch, or what there is room for."""
         context_left = self.backend.info.context_length - len(tokens) - 1
         room = max(0, min(budget.depth, budget.nodes - len(tree), context_left))
-        room *= self.reads(tokens)
+        if not self.reads(tokens):
+            room = 0
         chain, context, work = Tree(tokens[-1]), list(tokens), {self.source: Work(0.0)}
         ended = False
         while len(chain) < min(self.batch, room) and not ended:
@@ -71,7 +72,6 @@ class Level:
         """
         clock = perf_counter()
         drafts, below = self.drafted(context, room)
-        spent = perf_counter() - clock
         tree, start = self.rooted(context)
         tree.attach(start, drafts)
         scores = self.backend.score(tree, self.sampling)
@@ -82,17 +82,22 @@ class Level:
         if self.below is not None:
             self.below.observe(said, len(walk.tokens), None)
         ended = self.link(chain, context, tree, walk)
-        seconds = perf_counter() - clock - spent
-        add(work, {**below, self.source: Work(seconds, 1, len(drafts), len(walk.rows))})
+        add(work, below)
+        seconds = perf_counter() - clock - sum(done.seconds for done in below.values())
+        add(work, {self.source: Work(seconds, 1, len(drafts), len(walk.rows))})
         return ended
 
     def drafted(self, context: Sequence[int], room: int) -> tuple[Tree, Mapping[str, Work]]:
-        """What the drafter below proposes, and what it took."""
+        """What the drafter below proposes, and what the models below did for it.
+
+        What databases took counts as this level's: the target's own have their own account.
+        """
         drafts = Tree(context[-1])
         if self.below is None:
             return drafts, {}
         budget = Budget(Drafting(), room, self.vocabulary, self.costs)
-        return drafts, self.below.grow(drafts, context, budget)
+        work = self.below.grow(drafts, context, budget)
+        return drafts, {source: done for source, done in work.items() if source.startswith(DRAFT)}
 
     def link(self, chain: Tree, context: list[int], tree: Tree, walk: Walk) -> bool:
         """Put the tokens of a walk behind chain and context; whether that is the end of both."""
