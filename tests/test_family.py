@@ -46,6 +46,11 @@ def test_the_common_vocabulary_is_the_smallest() -> None:
     assert Family(toy("toy"), {}).vocabulary == VOCABULARY
 
 
+def test_a_draft_model_cannot_have_the_name_of_the_target() -> None:
+    with pytest.raises(ModelError, match="A draft model cannot be called 'toy'"):
+        Family(toy("toy"), {"toy": toy("toy")})
+
+
 def test_other_vocabularies_are_refused() -> None:
     class Other(ToyBackend):
         def vocabulary(self) -> list[str]:

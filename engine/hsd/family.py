@@ -33,6 +33,11 @@ class Family:
         profile: Profile | None = None,
         samplings: Mapping[str, Sampling] | None = None,
     ) -> None:
+        if target.info.name in drafts:
+            raise ModelError(
+                f"A draft model cannot be called {target.info.name!r}: the target is. Rename its "
+                "folder, or make a link of another name."
+            )
         for name, draft in drafts.items():
             check_drafts(target, name, draft)
         self.target, self.profile = target, profile
