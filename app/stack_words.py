@@ -62,10 +62,10 @@ def choice(candidate: Candidate) -> tuple[str, str]:
     return words, candidate.source
 
 
-def models(stacks: Stacks, ticked: Sequence[str]) -> str:
+def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) -> str:
     """What is loaded, what the ticked ones would need, and what is free."""
     info = stacks.target.info
-    candidates = {candidate.source: candidate for candidate in stacks.candidates()}
+    candidates = {candidate.source: candidate for candidate in offered}
     loaded = set(stacks.sources.values())
     needs = [c.need for s in ticked if s not in loaded and (c := candidates.get(s)) and c.need]
     total, free = sum(need.total for need in needs), stacks.loading.free()

@@ -31,3 +31,8 @@ class Cancelled(StrataError):
 
 class StorageError(StrataError):
     """A data directory, a database or a statistics file cannot be used."""
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says, without what it adds below."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

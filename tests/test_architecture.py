@@ -104,6 +104,14 @@ def test_public_functions_and_classes_say_what_they_do() -> None:
 REPORT = f"print([name for name in {sorted(HEAVY | ENGINE_NEVER)!r} if name in sys.modules])\n"
 
 
+def heavy_imports(code: str) -> tuple[str, str]:
+    """What a program that ends in REPORT prints, in a fresh interpreter, and its errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip(), done.stderr
+
+
 def test_stacks_are_profiled_planned_and_run_without_torch_gradio_and_sql() -> None:
     modules = [name_of(path)[:-3].replace("/", ".") for path in ENGINE if path.parent.name == "hsd"]
     assert len(modules) > 6
@@ -126,10 +134,7 @@ def test_stacks_are_profiled_planned_and_run_without_torch_gradio_and_sql() -> N
         "assert len([*decode(target, [97, 98], drafters, generation, method.drafting)]) > 2\n"
         f"{REPORT}"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert heavy_imports(code) == ("[]", "")
 
 
 def test_the_engine_runs_without_torch_gradio_and_sql() -> None:
@@ -147,7 +152,4 @@ def test_the_engine_runs_without_torch_gradio_and_sql() -> None:
         "assert len(list(events)) > 2\n"
         f"{REPORT}"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert heavy_imports(code) == ("[]", "")

@@ -347,7 +347,9 @@ def test_a_model_that_went_away_is_told(session: Session, shelf: Shelf) -> None:
     (shelf.root / "small").rename(shelf.root / "elsewhere")
     with pytest.raises(ModelError):
         session.stacks.load(ticked)
-    assert "does not exist" in stack_words.models(session.stacks, ticked)
+    assert "does not exist" in stack_words.models(
+        session.stacks, session.stacks.candidates(), ticked
+    )
 
 
 def test_hostile_model_names_stay_text(

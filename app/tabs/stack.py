@@ -189,10 +189,7 @@ class Handlers:
                 plan = family.plan("", rule)
         figures = drawn(self.session, family, preferences, plan, spec)
         return {
-            parts.models: stack_words.models(stacks, ticked),
-            parts.ticked: gr.update(
-                choices=[stack_words.choice(c) for c in stacks.candidates()], value=list(ticked)
-            ),
+            **self.candidates(ticked),
             parts.profiled: stack_words.profiled(stacks, sampling),
             parts.plan: card or stack_words.planned(family, rule, plan, spec),
             parts.findings: stack_words.findings(family, rule, plan, stacks.trials),
@@ -203,6 +200,15 @@ class Handlers:
             parts.use: gr.update(interactive=ready),
             parts.charts: gr.update(visible=ready),
             **dict(zip(parts.plots, figures, strict=True)),
+        }
+
+    def candidates(self, ticked: Sequence[str]) -> dict[Any, Any]:
+        """The models on offer, which are read once, and what they need."""
+        offered = self.stacks.candidates()
+        choices = [stack_words.choice(candidate) for candidate in offered]
+        return {
+            self.parts.models: stack_words.models(self.stacks, offered, ticked),
+            self.parts.ticked: gr.update(choices=choices, value=list(ticked)),
         }
 
     def offers(self) -> dict[Any, Any]:
@@ -220,18 +226,13 @@ class Handlers:
 
     def tick(self, ticked: Sequence[str]) -> str:
         """What the ticked models need."""
-        return stack_words.models(self.stacks, ticked)
+        return stack_words.models(self.stacks, self.stacks.candidates(), ticked)
 
     def add(self, source: str, ticked: Sequence[str]) -> dict[Any, Any]:
         """Offer another model."""
         with told():
             ticked = list(dict.fromkeys([*ticked, self.stacks.offer(source)]))
-            choices = [stack_words.choice(c) for c in self.stacks.candidates()]
-            return {
-                self.parts.box: "",
-                self.parts.ticked: gr.update(choices=choices, value=ticked),
-                self.parts.models: stack_words.models(self.stacks, ticked),
-            }
+            return {self.parts.box: "", **self.candidates(ticked)}
         return {self.parts.box: gr.skip()}
 
     def load(self, ticked: Sequence[str], spec: str, *values: Any) -> Iterator[dict[Any, Any]]:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from engine.backends.base import BackendInfo
 from engine.backends.transformers import TransformersBackend, is_recurrent
 from engine.decode import never
-from engine.errors import ModelError, SettingError
+from engine.errors import ModelError, SettingError, first_line
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree, graft
@@ -219,7 +219,7 @@ def digest(parts: Sequence[str | bytes]) -> str:
 
 def one_line(error: Exception) -> str:
     """The first line of an error, ended like a sentence."""
-    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    text = first_line(error)
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 

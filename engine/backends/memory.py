@@ -13,16 +13,13 @@ from typing import Any
 
 import psutil
 
-from engine.errors import ModelError
+from engine.costs import LARGEST
+from engine.errors import ModelError, first_line
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
 """Bytes of a number in a weight file; what is not listed takes one."""
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-LONGEST_HEADER = 100_000_000
-"""The format's own limit, in bytes."""
 HUB_SECONDS = 10.0
-SPARE_ROWS = 129
-"""Rows of the cache behind the context: the largest draft tree and its root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,8 @@ def cache_numbers(source: str, config: Mapping[str, Any], context_length: int) -
         own = whole(config, "max_position_embeddings", "n_positions", default=context_length)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise unreadable(source, f"its config.json does not tell its sizes ({error})") from error
-    return layers * 2 * key_heads * size * (min(own, context_length) + SPARE_ROWS)
+    # Behind the context there is room for the largest draft tree and its root.
+    return layers * 2 * key_heads * size * (min(own, context_length) + LARGEST + 1)
 
 
 def whole(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
@@ -124,33 +122,32 @@ def whole(config: Mapping[str, Any], *names: str, default: int | None = None) ->
 
 def tensors(source: str, folder: Path) -> Iterator[Tensor]:
     """Every tensor of the weight files, or of those on the hub if they were not downloaded yet."""
-    paths = weight_files(source, folder)
-    if not paths:
-        yield from hub_tensors(source, folder)
-    for path in paths:
+    from huggingface_hub import parse_local_safetensors_file_metadata
+
+    files: list[Any] = []
+    for path in weight_files(source, folder):
         try:
-            for name, entry in header(path).items():
-                if name != "__metadata__":
-                    yield str(entry["dtype"]), prod(int(size) for size in entry["shape"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            problem = f"{path.name} is no sound safetensors file ({error})"
+            files.append(parse_local_safetensors_file_metadata(path))
+        except Exception as error:
+            # What a damaged header makes the library raise depends on the damage.
+            problem = f"{path.name} is no sound safetensors file ({first_line(error)})"
             raise unreadable(source, problem) from error
+    for file in files or hub_files(source, folder):
+        for tensor in file.tensors.values():
+            yield str(tensor.dtype), prod(tensor.shape)
 
 
-def hub_tensors(source: str, folder: Path) -> Iterator[Tensor]:
-    """The tensors of a model on the hub, of which only the headers are fetched."""
+def hub_files(source: str, folder: Path) -> list[Any]:
+    """The weight files of a model on the hub, of which only the headers are fetched."""
     if folder == Path(source).expanduser():
         raise unreadable(source, "it holds no *.safetensors files")
     from huggingface_hub import get_safetensors_metadata
 
     try:
-        files = get_safetensors_metadata(source).files_metadata.values()
+        return list(get_safetensors_metadata(source).files_metadata.values())
     except Exception as error:
         # As above: whatever the hub's client raises, the weights cannot be had.
         raise unreadable(source, f"the hub gives no weights ({first_line(error)})") from error
-    for file in files:
-        for tensor in file.tensors.values():
-            yield str(tensor.dtype), prod(tensor.shape)
 
 
 def weight_files(source: str, folder: Path) -> Sequence[Path]:
@@ -167,29 +164,12 @@ def weight_files(source: str, folder: Path) -> Sequence[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: its length as 8 bytes, then JSON."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(LONGEST_HEADER, path.stat().st_size):
-            raise ValueError(f"its header would have {length:,} bytes")
-        found = json.loads(file.read(length))
-    if not isinstance(found, dict):
-        raise ValueError("its header is no mapping")
-    return found
-
-
 def unreadable(source: str, problem: str) -> ModelError:
     """The error for a folder that is no model."""
     return ModelError(
         f"The model {source!r} cannot be used: {problem}. Give a folder that holds config.json, a "
         "tokenizer and *.safetensors files."
     )
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without what libraries add below it."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def free_memory(device: str) -> int:

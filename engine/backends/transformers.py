@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from engine.backends.base import BackendInfo, common_prefix
+from engine.costs import LARGEST
 from engine.errors import PromptError
 from engine.sampling import Floats, choose, distribution, likeliest, probabilities
 from engine.settings import Sampling
@@ -24,7 +25,6 @@ from engine.types import Message
 
 PREFILL_CHUNK = 512
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
-MAX_NODES = 128
 
 
 class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -151,7 +151,7 @@ class TransformersBackend:
         elif isinstance(self.cache, TreeCache):
             self.cache.length = 0
         else:
-            capacity = self.info.context_length + MAX_NODES + 1
+            capacity = self.info.context_length + LARGEST + 1
             self.cache = TreeCache(config.num_hidden_layers, capacity)
 
     def tokenize(self, text: str) -> list[int]:
