@@ -62,6 +62,7 @@ def decode(
             clock = perf_counter()
             depth = answer.limit - len(tokens) - 1
             tree, work = draft(drafters, tokens, governor.budget(depth))
+            tree = tree.within(backend.info.leaves)
             drafted = perf_counter()
             scores = backend.score(tree, generation.sampling)
             scored = perf_counter()

@@ -141,6 +141,65 @@ class Drafting(Checked):
                 )
 
 
+FLASH_ATTENTION = ("auto", "on", "off")
+CACHE_TYPES = ("auto", "f32", "f16", "q8_0", "q4_0")
+"""auto: float32 for weights in float32, else float16."""
+
+
+def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field that is "auto" or another text: one of `choices`, where there are some."""
+    return field(default="auto", metadata={"label": label, "help": help, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime(Checked):
+    """Where and how a model runs. What only one kind of model knows, the others leave alone.
+
+    `device` and `dtype` are for transformers models (engine/backends/load_transformers.py); what
+    follows them is for GGUF files.
+    """
+
+    context_length: int = setting(
+        8192, 64, 1 << 20, 64, "Context length", "At most this many tokens; never more than it can."
+    )
+    threads: int = setting(0, 0, 512, 1, "Threads", "On the processor; 0 takes one per core.")
+    device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
+    dtype: str = choice(
+        "Numbers",
+        "auto, float32, bfloat16 or float16; auto is float32 on the processor, else the model's "
+        "own.",
+    )
+    gpu_layers: int = setting(
+        -1, -1, 1000, 1, "GPU layers", "Layers that a GPU computes, where there is one; -1 is all."
+    )
+    batch_size: int = setting(
+        512, 32, 8192, 32, "Batch size", "Tokens of a prompt that are read at a time."
+    )
+    flash_attention: str = choice(
+        "Flash attention",
+        "A way to compute attention that takes less memory: auto, on or off.",
+        FLASH_ATTENTION,
+    )
+    cache_type: str = choice(
+        "Cache type",
+        "Numbers of the cache: auto, f32, f16, q8_0 or q4_0; fewer bits take less memory.",
+        CACHE_TYPES,
+    )
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            choices = item.metadata.get("choices")
+            if choices is None:
+                check_range(self, item)
+            elif not isinstance(value := getattr(self, item.name), str):
+                raise SettingError(f"{item.metadata['label']} cannot be {value!r}. Give a text.")
+            elif choices and value not in choices:
+                raise SettingError(
+                    f"{item.metadata['label']} cannot be {value!r}. Choose from: "
+                    f"{', '.join(choices)}."
+                )
+
+
 POLICIES = ("merged", "hierarchical")
 """merged: best-first over a mixture of all tiers. hierarchical: tier after tier until full."""
 BUDGETS = ("adaptive", "fixed")

@@ -76,6 +76,25 @@ class Tree:
             if at in other.laws:
                 self.laws[rows[at]] = other.laws[at]
 
+    def within(self, leaves: int | None) -> "Tree":
+        """The tree with at most so many leaves: what would branch beyond them is left out.
+
+        Of its rows the first ones stay. Returns the tree itself where nothing is left out.
+        """
+        if leaves is None or len(self) <= leaves or self.children.count({}) <= leaves:
+            return self
+        kept, rows, count = Tree(self.tokens[0]), {0: 0}, 1
+        for row in range(1, len(self.tokens)):
+            parent = rows.get(self.parents[row])
+            if parent is None or (kept.children[parent] and count == leaves):
+                continue
+            count += bool(kept.children[parent])
+            source, length = self.sources[row], self.match_lengths[row]
+            rows[row] = kept.add(parent, self.tokens[row], source, length)
+            if row in self.laws:
+                kept.laws[rows[row]] = self.laws[row]
+        return kept
+
     def walk(self, choose: Callable[[int], int], row: int = 0) -> tuple[list[int], list[int]]:
         """Follow the target's choices from a row on while they stay inside the tree.
 

@@ -390,7 +390,7 @@ def save_model(kind: str, folder: Path, **changes: Any) -> Path:
 
 
 def load(folder: Path, **options: Any) -> "TransformersBackend":
-    from engine.backends.load import load_transformers
+    from engine.backends.load_transformers import load_transformers
 
     return load_transformers(str(folder), device="cpu", **options)
 
@@ -482,7 +482,7 @@ def test_a_model_that_decodes_wrongly_even_with_its_own_cache_is_refused(
         reset(backend)
 
     monkeypatch.setattr(TransformersBackend, "reset", misnamed)
-    with pytest.raises(ModelError, match="decoding with its cache fails"):
+    with pytest.raises(ModelError, match="decoding with its cache is off by"):
         load(folder)
 
 
@@ -519,7 +519,7 @@ def test_a_model_that_refuses_our_mask_decodes_plainly_and_says_so(
     monkeypatch.setattr(TransformersBackend, "mask", refuse)
     backend = load(save_model("llama-gqa", tmp_path))
     assert not backend.info.can_tree
-    assert "cannot verify a tree (only 2-D masks here" in backend.info.note
+    assert "its tree forward fails (only 2-D masks here)" in backend.info.note
     wanted = Generation(GREEDY, max_tokens=5)
     assert len(tokens_of(events_of(backend, prompt_of(9, 160), wanted))) > 0
 

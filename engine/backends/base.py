@@ -1,9 +1,11 @@
 """The seam between the decode loop and whatever runs the target model."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.errors import PromptError
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -17,8 +19,9 @@ class BackendInfo:
     `fingerprint` names the weights and `tokenizer_fingerprint` the vocabulary: n-grams of one
     tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does.
     `threads` compute on the host, 0 where that does not matter. `tokenizer_type` is how the
-    vocabulary splits text ("BPE", "Unigram", ...). `sampling` is what the model's makers recommend,
-    where they do.
+    vocabulary splits text ("BPE", "Unigram", ...). `leaves` is how many branches a tree may have,
+    None for any number; 1 means that only chains are verified. `sampling` is what the model's
+    makers recommend, where they do.
     """
 
     name: str
@@ -29,6 +32,7 @@ class BackendInfo:
     eos_ids: frozenset[int]
     context_length: int
     can_tree: bool
+    leaves: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0
@@ -102,3 +106,42 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
         else:
             limit = middle - 1
     return known
+
+
+def conversation(
+    messages: Sequence[Message],
+    fill: Callable[[list[dict[str, str]]], str] | None,
+    begin: str,
+    name: str,
+) -> str:
+    """The prompt text of a conversation: what `fill`, the chat template of model `name`, makes of
+    its turns; without one, lines of text after `begin`. Raises PromptError.
+    """
+    if fill is None:
+        lines = "".join(f"{m.role.capitalize()}: {m.content}\n\n" for m in messages)
+        return f"{begin}{lines}Assistant:"
+    try:
+        return fill([{"role": message.role, "content": message.content} for message in messages])
+    except Exception as error:
+        # A template may raise anything, most often because it has no place for a system prompt.
+        if messages and messages[0].role == "system" and len(messages) > 1:
+            head = f"{messages[0].content}\n\n{messages[1].content}"
+            return conversation([Message(messages[1].role, head), *messages[2:]], fill, begin, name)
+        raise PromptError(
+            f"The chat template of {name} refuses this conversation: {error}. "
+            "Check the order of the messages and the system prompt."
+        ) from error
+
+
+def fingerprint(tokenizer_type: str, vocabulary: Sequence[str]) -> str:
+    """Names a vocabulary: n-grams of token ids mean the same wherever it is the same."""
+    return digest([tokenizer_type, *vocabulary])
+
+
+def digest(parts: Sequence[str | bytes]) -> str:
+    """A short hash of texts and bytes."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
+        state.update(b"\0")
+    return state.hexdigest()[:16]

@@ -1,298 +1,49 @@
-"""From a folder or a hub id to a checked backend.
+"""From what a user names to a checked backend: a folder or a GGUF file, here or on the hub."""
 
-Only safetensors weights are read and no code that comes with a model is run. Before a model is
-handed out, one small tree forward is compared with plain forwards; a model that disagrees (or
-cannot roll back) is still usable, decodes plainly, and says why.
-"""
+from engine.backends.base import Backend
+from engine.backends.memory import Need
+from engine.settings import Runtime
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import torch
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-from engine.backends.base import BackendInfo
-from engine.backends.transformers import TransformersBackend, is_recurrent
-from engine.decode import never
-from engine.errors import ModelError, SettingError, first_line
-from engine.sampling import Floats
-from engine.settings import Sampling
-from engine.tree import Tree, graft
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
-"""Largest logit difference the check allows; a wrong mask or position is off by whole units."""
-DEFAULT_CONTEXT = 8192
-NO_LIMIT = 1 << 60
-"""The tokenizer's own limit would only print a warning; prompts are checked where they are used."""
+DEFAULT = Runtime()
 
 
-def load_transformers(
-    source: str,
-    device: str = "auto",
-    dtype: str = "auto",
-    context_length: int = DEFAULT_CONTEXT,
-) -> TransformersBackend:
-    """Load a causal LM from a local folder or a hub id.
+def load(source: str, runtime: Runtime = DEFAULT) -> Backend:
+    """Load the model that `source` names. Raises ModelError for one that cannot be used."""
+    if is_gguf(source):
+        from engine.backends.load_llamacpp import load_gguf
 
-    `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
-    "float16" ("auto" is float32 on the CPU and the checkpoint's own elsewhere). The context is the
-    model's own, at most `context_length`. Raises ModelError.
-    """
-    if source.startswith("~"):
-        source = str(Path(source).expanduser())
-    where = pick_device(device)
-    kind = pick_dtype(dtype, where)
-    if looks_like_path(source) and not (Path(source) / "config.json").is_file():
-        problem = "has no config.json" if Path(source).is_dir() else "does not exist"
-        raise ModelError(
-            f"The model folder {source!r} {problem}. Give a folder that holds config.json, "
-            "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
-        )
-    try:
-        if not looks_like_path(source):
-            check_reachable(source)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        tokenizer.model_max_length = NO_LIMIT
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=kind,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        model, report = loaded
-        if report["missing_keys"]:
-            # The library would go on with random numbers in their place.
-            raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
-        model = model.eval().requires_grad_(False).to(where)
-    except Exception as error:
-        # The libraries below raise over a dozen types for an unusable model; all mean the same.
-        raise ModelError(
-            f"The model {source!r} could not be loaded: {one_line(error)} "
-            "Check that the files are complete and that the model is a causal language model "
-            "with safetensors weights."
-        ) from error
-    info = describe(source, model, tokenizer, context_length)
-    return checked(TransformersBackend(model, tokenizer, info))
+        backend: Backend = load_gguf(source, runtime)
+        return backend
+    from engine.backends.load_transformers import load_transformers
 
-
-def check_reachable(source: str) -> None:
-    """Raise ConnectionError when a hub id is neither cached nor to be had.
-
-    One quick question first: the hub's client itself would go on trying for half a minute.
-    """
-    if isinstance(try_to_load_from_cache(source, "config.json"), str):
-        return
-    try:
-        get_hf_file_metadata(hf_hub_url(source, "config.json"), timeout=10)
-    except HfHubHTTPError:
-        return  # it answers; what is wrong with the id is better worded by the loader
-    except Exception as error:
-        raise ConnectionError(f"the hub cannot be reached ({error})") from error
-
-
-def looks_like_path(source: str) -> bool:
-    """Whether `source` names a folder rather than a hub id ("name" or "owner/name")."""
-    path = Path(source)
-    return (
-        path.exists()
-        or path.is_absolute()
-        or source.startswith((".", "~"))
-        or (source.count("/") > 1)
+    return load_transformers(
+        source, runtime.device, runtime.dtype, runtime.context_length, runtime.threads
     )
 
 
-def pick_device(device: str) -> torch.device:
-    """The torch device for a name; "auto" takes CUDA, then MPS, then the CPU."""
-    usable = {"cpu": True, "cuda": torch.cuda.is_available()}
-    usable["mps"] = torch.backends.mps.is_available()
-    if device == "auto":
-        device = next(name for name in ("cuda", "mps", "cpu") if usable[name])
-    if not usable.get(device.split(":")[0], False):
-        names = ", ".join(name for name, there in usable.items() if there)
-        raise ModelError(f"The device {device!r} is not available here. Choose auto, {names}.")
-    return torch.device(device)
+def is_gguf(source: str) -> bool:
+    """Whether `source` names a GGUF file rather than a folder or a hub id."""
+    return source.lower().endswith(".gguf")
 
 
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """The torch dtype for a name; "auto" is float32 on the CPU, else the checkpoint's own."""
-    if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise ModelError(f"The dtype {dtype!r} is unknown. Choose auto, {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
+def memory_need(source: str, runtime: Runtime = DEFAULT) -> Need:
+    """What that model will take before it is loaded. Raises ModelError for what is no model."""
+    if is_gguf(source):
+        from engine.backends.load_llamacpp import need
+
+        return need(source, runtime)
+    from engine.backends import memory
+
+    device = device_of(source, runtime)
+    return memory.memory_need(source, device, runtime.dtype, runtime.context_length)
 
 
-def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> BackendInfo:
-    """What the program needs to know of a loaded model; whether it can verify trees is a guess."""
-    config = model.config.get_text_config()
-    note = ""
-    if is_recurrent(config):
-        note = f"{config.model_type} models keep a state that cannot be rolled back"
-    own = getattr(config, "max_position_embeddings", None) or context_length
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return BackendInfo(
-        name=Path(source).resolve().name if looks_like_path(source) else source,
-        kind="transformers",
-        fingerprint=model_fingerprint(source, model),
-        tokenizer_fingerprint=digest([tokenizer.backend_tokenizer.to_str()])
-        if getattr(tokenizer, "is_fast", False)
-        else digest(sorted(f"{i} {t}" for t, i in tokenizer.get_vocab().items())),
-        vocabulary_size=config.vocab_size,
-        eos_ids=eos_ids(model, tokenizer),
-        sampling=recommended(model),
-        context_length=min(int(own), context_length),
-        can_tree=not note,
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
-        threads=torch.get_num_threads() if str(model.device) == "cpu" else 0,
-        tokenizer_type=tokenizer_type(tokenizer),
-        parameters=sum(p.numel() for p in model.parameters()),
-        memory_bytes=weights,
-        note=note and f"{note}, so it decodes plainly.",
-    )
+def device_of(source: str, runtime: Runtime = DEFAULT) -> str:
+    """Where that model would be: "cpu", "cuda:0", "mps". Raises ModelError for what is not here."""
+    if is_gguf(source):
+        from engine.backends.load_llamacpp import device
 
+        return device(runtime)
+    from engine.backends.load_transformers import pick_device
 
-def tokenizer_type(tokenizer: Any) -> str:
-    """How a tokenizer splits text: the type of its model, else the name of its class."""
-    if getattr(tokenizer, "is_fast", False):
-        return type(tokenizer.backend_tokenizer.model).__name__
-    return type(tokenizer).__name__
-
-
-def recommended(model: Any) -> Sampling:
-    """The sampler settings in the model's generation config; others, or unusable ones, are ours."""
-    values = {}
-    for name in ("temperature", "top_k", "top_p", "min_p"):
-        value = getattr(model.generation_config, name, None)
-        if value is not None:
-            values[name] = value
-    try:
-        return Sampling(**values)
-    except SettingError:
-        return Sampling()
-
-
-def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a turn, from the generation config, the config and the tokenizer."""
-    found: set[int] = set()
-    for value in (
-        model.generation_config.eos_token_id,
-        getattr(model.config.get_text_config(), "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        found.update([value] if isinstance(value, int) else value or [])
-    return frozenset(found)
-
-
-def model_fingerprint(source: str, model: Any) -> str:
-    """Names the weights: the config and the edges of each weight file, or the hub id's commit."""
-    files = sorted(Path(source).glob("*.safetensors")) if looks_like_path(source) else []
-    parts: list[str | bytes] = [model.config.to_json_string()]
-    if not files:
-        parts += [source, str(getattr(model.config, "_commit_hash", ""))]
-    for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            parts += [path.name, str(size), file.read(1 << 16)]
-            file.seek(max(0, size - (1 << 16)))
-            parts.append(file.read())
-    return digest(parts)
-
-
-def digest(parts: Sequence[str | bytes]) -> str:
-    """A short hash of texts and bytes."""
-    state = hashlib.sha256()
-    for part in parts:
-        state.update(part.encode() if isinstance(part, str) else part)
-        state.update(b"\0")
-    return state.hexdigest()[:16]
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error, ended like a sentence."""
-    text = first_line(error)
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def checked(backend: TransformersBackend) -> TransformersBackend:
-    """The backend after its tree forward was compared with plain forwards.
-
-    Two branches share a first node; each row must score as the same text does in a chain. Raises
-    ModelError for a model that even a plain run with a cache would get wrong.
-    """
-    if backend.info.can_tree:
-        try:
-            gap = tree_gap(backend)
-            allowed = TOLERANCE[backend.model.dtype]
-            note = "" if gap <= allowed else f"its tree forward is off by {gap:.3g}"
-        except Exception as error:
-            # Whatever a model class does with masks it does not expect, plain decoding remains.
-            note = f"it cannot verify a tree ({one_line(error)})"
-        if note:
-            note = f"{backend.info.name} decodes plainly: {note.rstrip('.')}."
-        backend.info = replace(backend.info, can_tree=not note, note=note)
-    backend.reset()
-    if not backend.info.can_tree:
-        try:
-            gap = plain_gap(backend)
-            problem = "" if gap <= TOLERANCE[backend.model.dtype] else f"off by {gap:.3g}"
-        except Exception as error:
-            problem = one_line(error).rstrip(".")
-        if problem:
-            raise ModelError(
-                f"{backend.info.name} cannot be used: decoding with its cache fails ({problem}). "
-                "Choose a model of another architecture."
-            )
-        backend.reset()
-    return backend
-
-
-def plain_gap(backend: TransformersBackend) -> float:
-    """The largest logit difference after a prefill in two parts and one decoded token."""
-    size = backend.info.vocabulary_size
-    prompt = [7 * i % size for i in range(1, 10)]
-    backend.prefill(prompt[:5], never)
-    backend.prefill(prompt[:8], never)
-    backend.score(Tree(prompt[7]), Sampling())
-    backend.accept([])
-    return float(
-        abs(backend.score(Tree(prompt[8]), Sampling()).row(0) - alone(backend, prompt)).max()
-    )
-
-
-def alone(backend: TransformersBackend, tokens: Sequence[int]) -> Floats:
-    """The logits after `tokens` by the library alone, without a cache; shape (vocabulary,)."""
-    with torch.inference_mode():
-        ids = torch.tensor([list(tokens)], device=backend.model.device)
-        logits: Floats = backend.model(ids, use_cache=False).logits[0, -1].float().cpu().numpy()
-    return logits
-
-
-def tree_gap(backend: TransformersBackend) -> float:
-    """The largest logit difference between a tree forward and the same rows run as chains."""
-    size = backend.info.vocabulary_size
-    prompt = [7 * i % size for i in range(1, 8)]
-    paths = [(3,), (3, 5), (4,), (3, 5, 9), (4, 6), (3, 8)]
-    tree = Tree(prompt[-1])
-    for path in paths:
-        graft(tree, [t % size for t in path], "check", 0, len(paths))
-    backend.prefill(prompt, never)
-    branched = backend.score(tree, Sampling())
-    together = [branched.row(row).copy() for row in range(len(tree) + 1)]
-    backend.accept([3, 5])
-    gap = 0.0
-    for row, path in enumerate([(), *paths]):
-        chain = alone(backend, [*prompt, *(t % size for t in path)])
-        gap = max(gap, float(abs(chain - together[row]).max()))
-    follow = backend.score(Tree(11 % size), Sampling()).row(0)
-    chain = alone(backend, [*prompt, 4 % size, 6 % size, 11 % size])
-    return max(gap, float(abs(chain - follow).max()))
+    return str(pick_device(runtime.device))

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from engine.backends.base import BackendInfo, common_prefix
+from engine.backends.base import BackendInfo, common_prefix, conversation
+from engine.backends.scores import LogitScores
 from engine.costs import LARGEST
-from engine.errors import PromptError
-from engine.sampling import Floats, choose, distribution, likeliest, probabilities
+from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -87,39 +87,6 @@ class TreeCache(Cache):
         self.length += len(rows)
 
 
-class LogitScores:
-    """Logits of one forward, shape (rows, vocabulary); a row reaches the host when it is read."""
-
-    def __init__(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> None:
-        self.logits, self.positions, self.sampling = logits, positions, sampling
-        self.host: dict[int, Floats] = {}
-        self.shares: dict[int, Floats] = {}
-
-    def row(self, row: int) -> Floats:
-        """One row as float32 on the host, a view where the model computes there in float32."""
-        if row not in self.host:
-            self.host[row] = self.logits[row].float().cpu().numpy()
-        return self.host[row]
-
-    def choose(self, row: int) -> int:
-        return choose(self.row(row), self.sampling, self.positions[row])
-
-    def distribution(self, row: int) -> Floats:
-        return distribution(self.row(row), self.sampling)
-
-    def softmax(self, row: int) -> Floats:
-        """One row's probabilities, computed once."""
-        if row not in self.shares:
-            self.shares[row] = probabilities(self.row(row))
-        return self.shares[row]
-
-    def probability(self, row: int, token: int) -> float:
-        return float(self.softmax(row)[token])
-
-    def likely(self, row: int) -> list[tuple[int, float]]:
-        return likeliest(self.softmax(row))
-
-
 class TransformersBackend:
     """A loaded model and its tokenizer behind the Backend protocol. One run at a time."""
 
@@ -165,31 +132,20 @@ class TransformersBackend:
         )
 
     def vocabulary(self) -> list[str]:
-        return [
-            str(token) for token in self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
-        ]
+        return vocabulary_of(self.tokenizer)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation in the model's chat template (run in transformers' sandbox)."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        if not self.tokenizer.chat_template:
-            lines = "".join(f"{m.role.capitalize()}: {m.content}\n\n" for m in messages)
-            return f"{self.tokenizer.bos_token or ''}{lines}Assistant:"
-        try:
+
+        def fill(turns: list[dict[str, str]]) -> str:
             return str(
                 self.tokenizer.apply_chat_template(
                     turns, tokenize=False, add_generation_prompt=True
                 )
             )
-        except Exception as error:
-            # A template may raise anything, most often because it has no place for a system prompt.
-            if turns and turns[0]["role"] == "system" and len(messages) > 1:
-                head = f"{messages[0].content}\n\n{messages[1].content}"
-                return self.render([Message(messages[1].role, head), *messages[2:]])
-            raise PromptError(
-                f"The chat template of {self.info.name} refuses this conversation: {error}. "
-                "Check the order of the messages and the system prompt."
-            ) from error
+
+        template = fill if self.tokenizer.chat_template else None
+        return conversation(messages, template, self.tokenizer.bos_token or "", self.info.name)
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
@@ -222,7 +178,13 @@ class TransformersBackend:
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # else the wait would count as sampling
         start = len(self.cached) + 1
-        return LogitScores(logits, [start + depth for depth in tree.depths], sampling)
+
+        def read(row: int) -> Floats:
+            # A view where the model computes on the host in float32.
+            values: Floats = logits[row].float().cpu().numpy()
+            return values
+
+        return LogitScores(read, [start + depth for depth in tree.depths], sampling)
 
     @torch.inference_mode()
     def accept(self, rows: Sequence[int]) -> None:
@@ -278,6 +240,11 @@ class TransformersBackend:
         if len(self.layer_kinds) == 1:
             return masks[self.layer_kinds[0]]
         return {kind: masks[kind] for kind in self.layer_kinds}
+
+
+def vocabulary_of(tokenizer: Any) -> list[str]:
+    """Every token as the tokenizer writes it, by id."""
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
 
 
 def is_recurrent(config: Any) -> bool:

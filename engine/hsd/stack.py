@@ -73,7 +73,7 @@ class Level:
         clock = perf_counter()
         drafts, below = self.drafted(context, room)
         tree, start = self.rooted(context)
-        tree.attach(start, drafts)
+        tree.attach(start, drafts.within(self.backend.info.leaves))
         scores = self.backend.score(tree, self.sampling)
         walk = self.rule.walk(tree, scores, start)
         self.backend.accept([*range(1, start + 1), *walk.rows])

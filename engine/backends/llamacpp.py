@@ -1,0 +1,347 @@
+"""A GGUF model behind llama.cpp's low-level interface, verified as a tree.
+
+llama.cpp knows no tree mask. What it knows is sequences: every cell of its cache says which of them
+it belongs to, and a row sees the cells of its own. So each leaf of a tree is a sequence, a row
+belongs to those of the leaves below it, and all share the cells that are decided. After a step the
+winner's sequence leads on; the others keep what they share with it and are led on when they are
+needed next, so that a step touches a few cells, not the whole cache once per leaf.
+
+Invariant between steps: sequence `order[0]` holds exactly the `cached` tokens, any other one the
+first `held` of them. `dirty` says that it does not, as rows were computed and not yet settled.
+Logits are read in place.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from engine.backends.base import BackendInfo, common_prefix, conversation
+from engine.backends.gguf import TREE_ROWS
+from engine.backends.scores import LogitScores
+from engine.decode import never
+from engine.errors import ModelError, PromptError
+from engine.sampling import Floats
+from engine.settings import Sampling
+from engine.tree import Tree
+from engine.types import Message
+
+NO_MEMORY, ABORTED = 1, 2
+"""What llama_decode returns beside 0; all else is a fault."""
+
+
+LISTS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
+
+
+class Vocabulary:
+    """The tokens of a GGUF file: `texts` as the file writes them, `pieces` as the bytes they add.
+
+    `texts` ends before what only pads the weights. `ends` are the tokens that end a turn.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.raw = llama_cpp.llama_model_get_vocab(model)
+        self.size = llama_cpp.llama_vocab_n_tokens(self.raw)
+        self.pieces = [self.piece(token) for token in range(self.size)]
+        texts = [self.text(token) for token in range(self.size)]
+        used = self.size
+        while used and self.attributes(used - 1) & llama_cpp.LLAMA_TOKEN_ATTR_UNUSED:
+            used -= 1
+        self.texts = texts[:used]
+        eog = llama_cpp.llama_vocab_is_eog
+        self.ends = frozenset(token for token in range(self.size) if eog(self.raw, token))
+
+    def attributes(self, token: int) -> int:
+        """The token's flags, LLAMA_TOKEN_ATTR_*."""
+        return int(llama_cpp.llama_vocab_get_attr(self.raw, token))
+
+    def text(self, token: int) -> str:
+        """The token as the file writes it."""
+        return bytes(llama_cpp.llama_vocab_get_text(self.raw, token)).decode("utf-8", "replace")
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that the token adds to a text, special tokens included."""
+        size = 32
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = llama_cpp.llama_token_to_piece(self.raw, token, buffer, size, 0, True)
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
+
+    def special(self, token: int) -> str:
+        """The text of a special token, "" where the file has none."""
+        return self.pieces[token].decode("utf-8", "replace") if 0 <= token < self.size else ""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text; special tokens in it are read as such, none are added."""
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 16
+        while True:
+            tokens = (llama_cpp.llama_token * room)()
+            found = llama_cpp.llama_tokenize(self.raw, data, len(data), tokens, room, False, True)
+            if found >= 0:
+                return tokens[:found]
+            if -found <= room:
+                raise PromptError(f"A text of {len(data):,} bytes is too long to be tokenized.")
+            room = -found
+
+
+class Batch:
+    """The rows of one forward, in arrays that the library reads in place.
+
+    `order` lists all sequences, the one that holds everything first. A tree's leaves take them in
+    the order of a walk from branch to branch, so the sequences of a row are neighbours in it.
+    """
+
+    def __init__(self, rows: int, sequences: int) -> None:
+        self.rows = rows
+        self.order: Any = (ctypes.c_int32 * sequences)(*range(sequences))
+        self.tokens: Any = (ctypes.c_int32 * rows)()
+        self.positions: Any = (ctypes.c_int32 * rows)()
+        self.counts: Any = (ctypes.c_int32 * rows)()
+        self.sequences: Any = (ctypes.c_size_t * rows)()
+        self.wanted: Any = (ctypes.c_int8 * rows)()
+        self.first = ctypes.addressof(self.order)
+        self.step = ctypes.sizeof(ctypes.c_int32)
+        self.raw = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=self.tokens,
+            embd=None,
+            pos=self.positions,
+            n_seq_id=self.counts,
+            seq_id=ctypes.cast(self.sequences, LISTS),
+            logits=self.wanted,
+        )
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        leaves: Sequence[int],
+        counts: Sequence[int],
+        wanted: bool,
+    ) -> None:
+        """Set the rows: `leaves` is the first leaf below each, `counts` how many there are;
+        `wanted` says whether logits are."""
+        rows = len(tokens)
+        self.tokens[:rows] = tokens
+        self.positions[:rows] = positions
+        self.counts[:rows] = counts
+        self.sequences[:rows] = [self.first + self.step * leaf for leaf in leaves]
+        self.wanted[:rows] = [wanted] * rows
+        self.raw.n_tokens = rows
+
+
+class LlamaCppBackend:
+    """A loaded model with one context, behind the Backend protocol. One run at a time.
+
+    `model` and `context` are the library's, freed when this object is. `template` fills the chat
+    template, where the file has one. `rows` is how many tokens of a prompt are read at a time.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        context: Any,
+        vocabulary: Vocabulary,
+        template: Callable[[list[dict[str, str]]], str] | None,
+        info: BackendInfo,
+        rows: int,
+    ) -> None:
+        self.model, self.context, self.tokens = model, context, vocabulary
+        self.template, self.info, self.chunk = template, info, rows
+        self.memory = llama_cpp.llama_get_memory(context)
+        self.cells = llama_cpp.llama_n_ctx(context)
+        sequences = info.leaves or 1
+        self.batch = Batch(max(rows, TREE_ROWS), sequences)
+        self.order = self.batch.order
+        self.held = [0] * sequences
+        self.cached: list[int] = []
+        self.tree: Tree | None = None
+        self.leaves: list[int] = []
+        self.counts: list[int] = []
+        self.dirty = False
+        self.address = 0
+        self.logits = np.zeros((0, vocabulary.size), np.float32)
+        weakref.finalize(self, free, context, model)
+
+    def reset(self) -> None:
+        """An empty cache."""
+        llama_cpp.llama_memory_clear(self.memory, False)
+        self.held = [0] * len(self.held)
+        self.cached, self.tree, self.dirty = [], None, False
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.tokens.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        pieces = self.tokens.pieces
+        return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
+
+    def vocabulary(self) -> list[str]:
+        return self.tokens.texts
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The conversation in the file's chat template (run in a sandbox).
+
+        It begins with the token that begins a text, where the file asks for one and its template
+        does not write it.
+        """
+        raw = self.tokens.raw
+        begin = self.tokens.special(llama_cpp.llama_vocab_bos(raw))
+        text = conversation(messages, self.template, "", self.info.name)
+        asked = llama_cpp.llama_vocab_get_add_bos(raw) and not text.startswith(begin)
+        return begin + text if asked else text
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+        wanted = list(tokens[:-1])
+        size = self.info.vocabulary_size
+        if wanted and not 0 <= min(wanted) <= max(wanted) < size:
+            raise PromptError(
+                f"The prompt holds tokens that are none of the {size:,} of the model."
+            )
+        reused = common_prefix(self.cached, wanted)
+        self.keep(reused)
+        reused = len(self.cached)
+        with Stopping(self.context, cancelled):
+            for start in range(reused, len(wanted), self.chunk):
+                if cancelled():
+                    break
+                chunk = wanted[start : start + self.chunk]
+                places, rows = range(start, start + len(chunk)), len(chunk)
+                self.batch.fill(chunk, places, [0] * rows, [1] * rows, wanted=False)
+                if not self.decode():
+                    self.keep(start)
+                    break
+                self.cached += chunk
+                self.dirty = False
+        return reused
+
+    def keep(self, length: int) -> None:
+        """Shorten the cache to so many decided tokens, or empty it where it cannot roll back."""
+        if self.dirty or length < len(self.cached):
+            if not llama_cpp.llama_memory_seq_rm(self.memory, -1, length, -1):
+                self.reset()
+            self.held = [min(held, length) for held in self.held]
+            del self.cached[length:]
+        self.dirty = False
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        start, rows = len(self.cached), len(tree.tokens)
+        # Our own promise to the library: it gets no more rows than there is room for.
+        assert rows <= self.batch.rows and start + rows <= self.cells, f"{rows} rows after {start}"
+        places = [start + depth for depth in tree.depths]
+        self.tree = tree
+        self.leaves, self.counts = branches(tree)
+        self.batch.fill(tree.tokens, places, self.leaves, self.counts, wanted=True)
+        self.lead(start)
+        self.decode()
+        found = llama_cpp.llama_get_logits(self.context)
+        address = ctypes.addressof(found.contents)
+        if address != self.address or rows > len(self.logits):
+            # The library may move them when more rows are asked for than ever before.
+            shape = (rows, self.info.vocabulary_size)
+            self.address, self.logits = address, np.ctypeslib.as_array(found, shape=shape)
+        return LogitScores(self.logits.__getitem__, [place + 1 for place in places], sampling)
+
+    def lead(self, length: int) -> None:
+        """Have the sequences of all leaves hold the decided tokens."""
+        main = self.order[0]
+        for leaf in range(1, self.counts[0]):
+            number = self.order[leaf]
+            llama_cpp.llama_memory_seq_cp(self.memory, main, number, self.held[number], length)
+
+    def decode(self) -> bool:
+        """Run the batch; False when it was stopped. Raises ModelError for a failed forward."""
+        self.dirty = True
+        code = llama_cpp.llama_decode(self.context, self.batch.raw)
+        if code in (0, ABORTED):
+            return bool(code == 0)
+        self.reset()
+        problem = "its cache is full" if code == NO_MEMORY else f"llama_decode returned {code}"
+        raise ModelError(
+            f"A forward of {self.info.name} over {self.batch.raw.n_tokens:,} tokens failed: "
+            f"{problem}. Send the message again; if that does not help, load the model with a "
+            "smaller context or batch."
+        )
+
+    def accept(self, rows: Sequence[int]) -> None:
+        tree = self.tree
+        assert tree is not None, "accept follows score"
+        path = (0, *rows)
+        start, last = len(self.cached), path[-1]
+        end = start + len(path)
+        self.cached += [tree.tokens[row] for row in path]
+        self.tree, self.dirty = None, False
+        # What lies behind the path goes at once; what lies beside it, leaf by leaf.
+        remove = llama_cpp.llama_memory_seq_rm
+        trimmed = not tree.children[last] and end == start + 1 or remove(self.memory, -1, end, -1)
+        low = high = self.leaves[last]
+        for length, row in zip(range(end, start, -1), reversed(path), strict=True):
+            first, after = self.leaves[row], self.leaves[row] + self.counts[row]
+            for leaf in (*range(first, low), *range(high, after)):
+                number = self.order[leaf]
+                self.held[number] = length
+                if length < end:
+                    trimmed &= remove(self.memory, number, length, end)
+            low, high = first, after
+        winner = self.leaves[last]
+        self.order[0], self.order[winner] = self.order[winner], self.order[0]
+        if not trimmed:
+            self.reset()
+            raise ModelError(
+                f"The cache of {self.info.name} cannot be rolled back. Choose the method plain."
+            )
+
+
+def branches(tree: Tree) -> tuple[list[int], list[int]]:
+    """For each row the first leaf below it and how many there are.
+
+    Leaves are numbered from branch to branch, so that those below a row follow each other.
+    """
+    parents, rows = tree.parents, len(tree.parents)
+    counts = [0] * rows
+    for row in range(rows - 1, 0, -1):
+        counts[row] = counts[row] or 1
+        counts[parents[row]] += counts[row]
+    counts[0] = counts[0] or 1
+    leaves, free = [0] * rows, [0] * rows
+    for row in range(1, rows):
+        parent = parents[row]
+        leaves[row] = free[row] = free[parent]
+        free[parent] += counts[row]
+    return leaves, counts
+
+
+class Stopping:
+    """While it is entered, a forward on the processor ends early once `cancelled()` is true.
+
+    Only then: the library asks at every node of its graph, and each time waits for Python's lock.
+    """
+
+    def __init__(self, context: Any, cancelled: Callable[[], bool]) -> None:
+        self.context = context
+        self.callback = llama_cpp.ggml_abort_callback(lambda _: cancelled())
+
+    def __enter__(self) -> None:
+        llama_cpp.llama_set_abort_callback(self.context, self.callback, None)
+
+    def __exit__(self, *_: object) -> None:
+        llama_cpp.llama_set_abort_callback(self.context, llama_cpp.ggml_abort_callback(), None)
+
+
+def alone(backend: LlamaCppBackend, tokens: Sequence[int]) -> Floats:
+    """The logits after `tokens` in an empty cache, without a tree; shape (vocabulary,)."""
+    backend.reset()
+    backend.prefill(tokens, never)
+    return backend.score(Tree(tokens[-1]), Sampling()).row(0).copy()
+
+
+def free(context: Any, model: Any) -> None:
+    """Give the library's memory back, the context before its model."""
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)

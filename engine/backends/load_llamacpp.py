@@ -1,0 +1,202 @@
+"""From a GGUF file to a checked backend.
+
+The file is opened by a process of its own first, as llama.cpp ends the process over some damaged
+ones. Its chat template runs in a sandbox. Before a model is handed out, one small tree forward is
+compared with plain forwards; a model that disagrees or cannot roll back decodes plainly, and says
+why.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from engine.backends.base import BackendInfo, digest, fingerprint
+from engine.backends.memory import Need
+from engine.backends.probe import probe
+from engine.errors import ModelError, SettingError, first_line
+from engine.settings import Runtime, Sampling
+
+MAGIC = b"GGUF"
+BLOCK, BLOCKS = 1 << 14, 16
+"""Bytes of each of the blocks that a file is known by, spread over it evenly."""
+KINDS = {1: "BPE", 2: "BPE", 3: "WordPiece", 4: "Unigram"}
+"""Vocabulary types of the library by the names that transformers has for the same ones. The first
+is SentencePiece with scores in place of merges; converted tokenizers of that kind are BPE there."""
+SAMPLER = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+"""Our settings, and what a file's header calls them where it recommends some."""
+TOLERANCE, EXACT = 0.5, 1e-3
+"""Largest logit difference the check allows, the second one for weights in float32; a wrong mask or
+position is off by whole units."""
+
+Fill = Callable[[list[dict[str, str]]], str]
+
+
+def load_gguf(source: str, runtime: Runtime) -> Any:
+    """A LlamaCppBackend for a GGUF file. Raises ModelError; what else is loaded stays as it is."""
+    need(source, runtime)
+    from engine.backends.check import check
+    from engine.backends.gguf import Unusable, opened
+    from engine.backends.llamacpp import LlamaCppBackend, Vocabulary, alone
+
+    path = Path(source).expanduser()
+    try:
+        model, context = opened(path, runtime)
+    except Unusable as problem:
+        raise refusal(source, str(problem)) from problem
+    vocabulary = Vocabulary(model)
+    template, note = chat_template(model, vocabulary)
+    info = describe(path, model, context, vocabulary, runtime)
+    backend = LlamaCppBackend(model, context, vocabulary, template, info, runtime.batch_size)
+    backend.info = check(
+        backend, partial(alone, backend), EXACT if info.dtype == "F32" else TOLERANCE
+    )
+    if note:
+        backend.info = replace(backend.info, note=f"{backend.info.note} {note}".strip())
+    return backend
+
+
+def need(source: str, runtime: Runtime) -> Need:
+    """What the model in a GGUF file will take. Raises ModelError for a file that cannot be used."""
+    if find_spec("llama_cpp") is None:
+        raise ModelError(
+            f"The model {source!r} needs llama-cpp-python, which is not installed. Install it with "
+            "`pip install llama-cpp-python`, or choose a folder with *.safetensors weights."
+        )
+    path = Path(source).expanduser()
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise refusal(source, f"the file cannot be read ({error.strerror})") from error
+    if magic != MAGIC:
+        problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
+        raise refusal(source, problem)
+    found = probe(path, runtime)
+    if found.problem:
+        raise refusal(source, found.problem)
+    return Need(found.parameters, found.weights, found.cache)
+
+
+def device(runtime: Runtime) -> str:
+    """Where the layers of GGUF models go, as far as its free memory can be told."""
+    import torch
+
+    if not torch.cuda.is_available() or find_spec("llama_cpp") is None:
+        return "cpu"
+    from engine.backends.gguf import offloads
+
+    return "cuda:0" if offloads(runtime) else "cpu"
+
+
+def refusal(source: str, problem: str) -> ModelError:
+    """The error for a file that cannot be used."""
+    return ModelError(
+        f"The model {source!r} cannot be used: {problem}. Give a complete GGUF file of a language "
+        "model; download it again if it is damaged."
+    )
+
+
+def describe(
+    path: Path, model: Any, context: Any, vocabulary: Any, runtime: Runtime
+) -> BackendInfo:
+    """What the program needs to know of an opened model; whether trees work is a guess."""
+    import llama_cpp
+
+    from engine.backends.gguf import LEAVES, context_length, offloads, threads_of, weights_type
+
+    name = path.name.removesuffix(path.suffix)
+    problem = rollback_problem(model)
+    tokenizer_type = KINDS.get(llama_cpp.llama_vocab_type(vocabulary.raw), "other")
+    return BackendInfo(
+        name=name,
+        kind="llama.cpp",
+        fingerprint=file_fingerprint(path),
+        tokenizer_fingerprint=fingerprint(tokenizer_type, vocabulary.texts),
+        vocabulary_size=vocabulary.size,
+        eos_ids=vocabulary.ends,
+        context_length=context_length(model, runtime),
+        can_tree=not problem,
+        leaves=LEAVES,
+        device="gpu" if offloads(runtime) else "cpu",
+        dtype=weights_type(model),
+        threads=threads_of(runtime),
+        tokenizer_type=tokenizer_type,
+        parameters=llama_cpp.llama_model_n_params(model),
+        memory_bytes=llama_cpp.llama_model_size(model),
+        note=f"{name} decodes plainly: {problem}." if problem else "",
+        sampling=recommended(model),
+    )
+
+
+def rollback_problem(model: Any) -> str:
+    """Why a model's cache cannot drop rejected drafts, "" where it can."""
+    import llama_cpp
+
+    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+        return "its layers keep a state that cannot be rolled back"
+    turning = {
+        llama_cpp.LLAMA_ROPE_TYPE_MROPE,
+        llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
+        llama_cpp.LLAMA_ROPE_TYPE_VISION,
+    }
+    if llama_cpp.llama_model_rope_type(model) in turning:
+        return "its positions have several parts, which llama.cpp cannot roll back"
+    return ""
+
+
+def chat_template(model: Any, vocabulary: Any) -> tuple[Fill | None, str]:
+    """What fills the file's chat template, and what is wrong with it; None where there is none."""
+    import llama_cpp
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    text = llama_cpp.llama_model_chat_template(model, None)
+    if not text:
+        return None, "The file brings no chat template: the conversation is sent as plain lines."
+    try:
+        formatter = Jinja2ChatFormatter(
+            text.decode("utf-8", "replace"),
+            vocabulary.special(llama_cpp.llama_vocab_eos(vocabulary.raw)),
+            vocabulary.special(llama_cpp.llama_vocab_bos(vocabulary.raw)),
+        )
+    except Exception as error:
+        # Jinja raises several types, and a template may hold anything.
+        return None, (
+            f"Its chat template cannot be read ({first_line(error)}): the conversation is sent as "
+            "plain lines."
+        )
+
+    def fill(turns: list[dict[str, str]]) -> str:
+        messages: Any = turns
+        return str(formatter(messages=messages).prompt)
+
+    return fill, ""
+
+
+def recommended(model: Any) -> Sampling:
+    """The sampler settings in the file's header; others, or unusable ones, are ours."""
+    from engine.backends.gguf import metadata
+
+    values: dict[str, Any] = {}
+    for name, key in SAMPLER.items():
+        with suppress(ValueError):
+            value = float(metadata(model, f"general.sampling.{key}"))
+            values[name] = int(value) if name == "top_k" and value.is_integer() else value
+    try:
+        return Sampling(**values)
+    except SettingError:
+        return Sampling()
+
+
+def file_fingerprint(path: Path) -> str:
+    """Names the weights: the size of a file, its beginning, and blocks from all over it."""
+    size = path.stat().st_size
+    parts: list[str | bytes] = [str(size)]
+    with path.open("rb") as file:
+        for number in range(BLOCKS):
+            file.seek(max(0, size - BLOCK) * number // (BLOCKS - 1))
+            parts.append(file.read(BLOCK))
+    return digest(parts)
