@@ -178,6 +178,8 @@ class Answer:
 
 def count(tree: Tree, accepted: Sequence[int], work: Mapping[str, Work]) -> dict[str, Any]:
     """The counters of a Step: nodes per source and per depth, and what the sources did."""
+    if not tree and not work:
+        return {}
     proposed_at, accepted_at = Counter(tree.depths[1:]), Counter(tree.depths[r] for r in accepted)
     return {
         "proposed": dict(Counter(tree.sources[1:])),

@@ -30,8 +30,10 @@ def gumbel(seed: int, position: int, size: int) -> Floats:
     visited again by the next step.
     """
     stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, position]))
-    # In double precision: single has exact zeros, one in 2**23, and each would win its position.
-    noise = np.log(stream.standard_exponential(size)).astype(np.float32)
+    noise = stream.standard_exponential(size, dtype=np.float32)
+    # In single precision one in 2**23 is an exact zero, and would win its position: made usual.
+    noise[noise == 0] = 1
+    np.log(noise, out=noise)
     np.negative(noise, out=noise)
     noise.flags.writeable = False
     return noise
@@ -83,8 +85,9 @@ def choose(logits: Floats, sampling: Sampling, position: int) -> int:
 
 def probabilities(logits: Floats) -> Floats:
     """The softmax of unwarped logits, shape (vocabulary,)."""
-    weights: Floats = np.exp(logits - logits.max())
-    weights /= weights.sum(dtype=np.float64)
+    weights: Floats = logits - logits.max()
+    np.exp(weights, out=weights)
+    weights /= weights.sum()
     return weights
 
 

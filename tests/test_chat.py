@@ -57,7 +57,7 @@ def user(text: str) -> Message:
 def test_a_second_turn_prefills_only_its_new_words(backend: type[ToyBackend]) -> None:
     """Also when the first answer ended at its length, in the middle of a word or of a character."""
     ends: list[str | None] = []
-    for seed in range(60):
+    for seed in range(100):
         chat, messages = Chat(backend()), [user("tell me the ab")]
         _, text, _, finish = say(chat, messages, seed)
         if text != text.strip():

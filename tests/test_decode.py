@@ -277,11 +277,12 @@ def test_an_end_token_ends_the_answer_and_has_no_text() -> None:
 
 
 def test_what_was_drafted_behind_the_end_is_not_emitted() -> None:
-    seed = next(
-        s
-        for s in range(99)
-        if END in answer_of(Generation(Sampling(temperature=1.5, seed=s), max_tokens=60))[3:]
-    )
+    def ended(seed: int) -> int:
+        """The length of an answer that ends within a draft, not with a step's bonus token."""
+        answer = answer_of(Generation(Sampling(temperature=1.5, seed=seed), max_tokens=60))
+        return len(answer) if answer[-1] == END and len(answer) > 3 and len(answer) % 8 else 0
+
+    seed = next(seed for seed in range(99) if ended(seed))
     generation = Generation(Sampling(temperature=1.5, seed=seed), max_tokens=60)
     truth = [*PROMPT, *answer_of(generation), 97, 98, 99]
     drafter = Scripted(lambda tokens: [truth[len(tokens) : len(tokens) + 7]])

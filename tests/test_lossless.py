@@ -257,6 +257,7 @@ def test_stop_strings_length_and_context_end_it_at_the_same_token(name: str) -> 
                 (1, 4096, ()),
                 (2, 4096, ()),
                 (17, 4096, ()),
+                (250, 4096, ()),
                 (80, len(PROMPT) + 1, ()),
                 (80, len(PROMPT) + 13, ()),
                 (80, 4096, (text[10:13] or "x",)),

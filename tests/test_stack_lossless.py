@@ -62,8 +62,11 @@ PLANS = (
     "hd+hsd:databases/small@4",
 )
 """Draft models alone, with the databases below the smallest, beside the stack, and both."""
-DRAWS = [(0.0, 0), (0.7, 0), (0.7, 2), (1.0, 0), (1.0, 3), (1.5, 0), (1.5, 3), (1.5, 13)]
-"""Temperatures and seeds; with half of them the toy's answer has an end."""
+DRAWS = [
+    *[(0.0, 0), (0.7, 0), (0.7, 2), (1.0, 0), (1.0, 6)],
+    *[(1.0, 10), (1.5, 0), (1.5, 3), (1.5, 10), (1.5, 13)],
+]
+"""Temperatures and seeds; with four of them the toy's answer has an end."""
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
