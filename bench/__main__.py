@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import ablation, inflate, lookup, replay, speed, stack
+from bench import ablation, inflate, lookup, overhead, replay, speed, stack
 from engine.errors import StrataError
 
 COMMANDS = {
@@ -14,6 +14,7 @@ COMMANDS = {
     "replay": replay,
     "lookup": lookup,
     "stack": stack,
+    "overhead": overhead,
 }
 
 

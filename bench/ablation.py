@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from itertools import combinations, permutations
 from typing import Any
 
+from bench.measure import measure
 from bench.options import (
     add_method_arguments,
     add_model_arguments,
@@ -16,11 +17,12 @@ from bench.options import (
     check_counts,
     conditions,
     generation_of,
+    headline,
     load_model,
     open_databases,
     print_record,
 )
-from bench.peers import Peer, measure
+from bench.peers import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from bench.speed import summary
 from engine.costs import measure_costs
@@ -100,8 +102,9 @@ def run(options: argparse.Namespace) -> None:
 def show(record: dict[str, Any]) -> None:
     """Print the table."""
     print(
-        f"{record['model']} ({record['parameters'] / 1e6:.1f} M parameters, {record['dtype']}), "
-        f"{record['prompts']} prompts, T={record['temperature']:g}, {record['threads']} threads"
+        f"{headline(record)}\n"
+        f"{record['prompts']} prompts, up to {record['max_new_tokens']} tokens, "
+        f"T={record['temperature']:g}"
     )
     print(f"\n{'configuration':44}{'speedup':>9}{'tok/step':>10}{'draft %':>9}  same text")
     for name, figures in record["methods"].items():

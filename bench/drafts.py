@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bench.options import EMBEDDED, load_model, open_databases
+from bench.options import SHORT, load_model, open_databases
 from bench.prompts import PROMPTS, cut_prompt, read_prompts
-from engine.backends.transformers import TransformersBackend
+from engine.backends.base import Backend
+from engine.backends.load import is_gguf
 from engine.chat import Chat
 from engine.errors import SettingError
 from engine.hsd.family import Family
@@ -24,26 +25,32 @@ OTHER_SEED = 1
 def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the draft models and how they are profiled."""
     add = parser.add_argument
-    add("--drafts", help="folders or hub ids, comma between (the embedded model brings two)")
+    add("--drafts", help="folders, *.gguf or hub ids, comma between (embedded models bring two)")
     add("--profile-tokens", type=int, default=TOKENS, help="tokens per prompt of the profile")
 
 
-def load_drafts(options: argparse.Namespace) -> dict[str, TransformersBackend]:
-    """The draft models by the names of their folders. Raises SettingError where none is named."""
+def draft_name(source: str) -> str:
+    """What a draft model is called: its folder, or its file without what follows the last dot."""
+    name = Path(source).name
+    return Path(name.rpartition(":")[2]).stem if is_gguf(source) else name
+
+
+def load_drafts(options: argparse.Namespace) -> dict[str, Backend]:
+    """The draft models by name. Raises SettingError where none is named."""
     sources = [part.strip() for part in (options.drafts or "").split(",") if part.strip()]
-    if not sources and options.model == "embedded":
-        sources = [str(EMBEDDED.with_name(name)) for name in ("small", "mid")]
-    names = [Path(source).name for source in sources]
+    if not sources and options.model in SHORT:
+        sources = [str(SHORT[options.model].with_stem(name)) for name in ("small", "mid")]
+    names = [draft_name(source) for source in sources]
     if not sources or len(set(names)) < len(names):
         raise SettingError(
-            f"The draft models cannot be {options.drafts!r}. Name folders or hub ids with "
-            "--drafts, whose last parts differ."
+            f"The draft models cannot be {options.drafts!r}. Name folders, *.gguf files or hub ids "
+            "with --drafts, whose last parts differ."
         )
     return {name: load_model(source, options) for name, source in zip(names, sources, strict=True)}
 
 
 def load_family(
-    target: TransformersBackend,
+    target: Backend,
     options: argparse.Namespace,
     sampling: Sampling,
     stack: ExitStack,

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from bench.prompts import PROMPTS, cut_prompt, read_prompts
-from engine.backends.load import TOLERANCE
+from engine.backends.load_transformers import TOLERANCE
 from engine.backends.transformers import TransformersBackend
 from engine.chat import Chat
 from engine.decode import never

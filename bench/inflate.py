@@ -33,7 +33,7 @@ from transformers import LlamaForCausalLM
 from bench.equivalence import verify
 from bench.options import EMBEDDED
 from bench.shape import SHAPES, Shape, check_fits
-from engine.backends.load import DTYPES, load_transformers
+from engine.backends.load_transformers import DTYPES, load_transformers
 from engine.errors import ModelError, SettingError
 
 AXES = {
@@ -266,7 +266,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise SettingError("Compare at least one token, and give no negative limit.")
     if options.model != "embedded" and not Path(options.model).is_dir():
         raise SettingError(
-            f"The model {options.model!r} is not a folder. Give a folder or 'embedded'."
+            f"The model {options.model!r} is not a folder. Only transformers models can be "
+            "inflated: give the folder of one, or 'embedded'."
         )
     output = options.output
     if output.exists() and (not output.is_dir() or any(output.iterdir())):

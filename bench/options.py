@@ -9,37 +9,52 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import fields
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from engine.backends.load import load_transformers
-from engine.backends.transformers import TransformersBackend
+from engine.backends.base import Backend
+from engine.backends.load import is_gguf, load
 from engine.errors import SettingError
 from engine.methods import Databases, Method
-from engine.settings import Generation, Sampling
+from engine.settings import CACHE_TYPES, FLASH_ATTENTION, Generation, Runtime, Sampling
 from engine.types import STATISTICS
 from storage.statistics import StatisticsTable, find_table
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
+SHORT = {"embedded": EMBEDDED, "embedded-gguf": EMBEDDED.with_suffix(".gguf")}
+"""Models that come along, by their short names."""
+TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
+LIBRARIES = {TRANSFORMERS: ("torch", "transformers"), LLAMA_CPP: ("llama-cpp-python",)}
+"""What computes the forwards of each kind of model."""
+WORDS = {
+    "device": "of transformers models: auto, cpu, cuda, mps",
+    "dtype": "of transformers models: auto, float32, bfloat16, float16",
+    "flash_attention": f"of GGUF models: {', '.join(FLASH_ATTENTION)}",
+    "cache_type": f"of GGUF models: {', '.join(CACHE_TYPES)}",
+}
+"""What the settings of a Runtime mean that do not say it themselves."""
 REPORTED = (
     *("skip", "limit", "max_new_tokens", "temperature", "min_p", "seed", "repeats"),
     *("policy", "nodes", "budget", "harvest"),
 )
 """The options that a report repeats, those of them that its command has."""
+REPORTED_OF = {LLAMA_CPP: ("gpu_layers", "batch_size", "flash_attention", "cache_type")}
+"""The same of one kind of model."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the model and where it runs."""
+    """Declare the model, and where and how it runs: every setting of a Runtime."""
     add = parser.add_argument
-    add("--model", default="embedded", help="'embedded', a folder or a hub id")
-    add("--dtype", default="auto")
-    add("--device", default="auto")
-    add("--threads", type=int, default=0, help="threads of torch, 0 leaves them as they are")
+    add("--model", default="embedded", help=f"{', '.join(SHORT)}, a folder, *.gguf or a hub id")
+    for item in fields(Runtime):
+        words = WORDS.get(item.name) or item.metadata["help"]
+        name = f"--{item.name.replace('_', '-')}"
+        default: Any = item.default
+        add(name, type=type(default), default=default, help=words)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,16 +95,28 @@ def check_save(file: Path | None) -> None:
         ) from error
 
 
-def load_model(name: str, options: argparse.Namespace) -> TransformersBackend:
-    """The model called `name` ('embedded', a folder or a hub id), where the options say it runs."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    source = str(EMBEDDED) if name == "embedded" else name
-    return load_transformers(source, options.device, options.dtype)
+def source_of(name: str) -> str:
+    """The source that a name stands for: the short ones are of models that come along."""
+    return str(SHORT.get(name, name))
+
+
+def kind_of(name: str) -> str:
+    """What kind of model a name stands for, before it is loaded: one of LIBRARIES."""
+    return LLAMA_CPP if is_gguf(source_of(name)) else TRANSFORMERS
+
+
+def runtime_of(options: argparse.Namespace) -> Runtime:
+    """Where and how models run. Raises SettingError for settings out of range."""
+    return Runtime(**{item.name: getattr(options, item.name) for item in fields(Runtime)})
+
+
+def load_model(name: str, options: argparse.Namespace) -> Backend:
+    """The model called `name` (a short name or a source), as the options say it runs."""
+    return load(source_of(name), runtime_of(options))
 
 
 def open_databases(
-    backend: TransformersBackend,
+    backend: Backend,
     methods: Mapping[str, object],
     file: Path | None,
     stack: ExitStack,
@@ -119,23 +146,48 @@ def generation_of(options: argparse.Namespace) -> Generation:
     return Generation(sampling, max_tokens=options.max_new_tokens)
 
 
-def conditions(backend: TransformersBackend, options: argparse.Namespace) -> dict[str, Any]:
-    """What was measured, where and when. Paths are left out, file names stay."""
+def conditions(backend: Backend, options: argparse.Namespace) -> dict[str, Any]:
+    """What was measured, where and when. Paths are left out, file names stay.
+
+    `dtype` is how the weights are stored, "float32" or "Q4_K_M".
+    """
     info = backend.info
-    on_cuda = backend.model.device.type == "cuda"
+    reported = (*REPORTED, *REPORTED_OF.get(info.kind, ()))
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": info.name,
+        "kind": info.kind,
         "parameters": info.parameters,
         "dtype": info.dtype,
         "device": info.device,
-        "machine": torch.cuda.get_device_name() if on_cuda else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "machine": machine_of(info.device),
+        "threads": info.threads,
+        "context_length": info.context_length,
+        **{name: version(name) for name in LIBRARIES.get(info.kind, ())},
         "prompt_file": Path(options.prompts).name,
-        **{name: getattr(options, name) for name in REPORTED if hasattr(options, name)},
+        **{name: getattr(options, name) for name in reported if hasattr(options, name)},
     }
+
+
+def machine_of(device: str) -> str:
+    """The name of what computes on a device: a GPU's, or the kind of processor."""
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            return str(torch.cuda.get_device_name())
+    return platform.machine()
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """The model of a report and where it ran, in one line."""
+    libraries = [f"{name} {record[name]}" for name in LIBRARIES.get(record["kind"], ())]
+    threads = f"{record['threads']} threads, " if record["threads"] else ""
+    return (
+        f"{record['model']} ({record['parameters'] / 1e6:.1f} M parameters, {record['dtype']}, "
+        f"{record['device']}), {threads}{', '.join([record['machine'], *libraries])}, "
+        f"{record['date'][:10]}"
+    )
 
 
 def print_record(record: dict[str, Any], save: Path | None = None) -> None:

@@ -1,318 +1,171 @@
-"""Our methods and their peers, the library's own, run side by side; and where two answers part.
+"""What users would pick instead: the decoders of other programs, run beside ours in the same run.
 
-A peer is a call of `generate()` in transformers with the same settings as our runs, on the same
-weights. At temperature 0 it must say what plain decoding says; above, it draws its own numbers.
+A peer answers the same prompts with the same weights and the same settings of the sampler. At
+temperature 0 it must say what plain decoding says; above, it draws its own numbers. Each kind of
+model has its own peers: the library's `generate()` for transformers models
+(bench/transformers_peers.py); for GGUF files llama-cpp-python (bench/llama_peers.py) and the
+programs of llama.cpp itself, where they are installed (bench/llama_programs.py).
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from time import perf_counter
-from typing import Any
+import argparse
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
 
-import torch
-from tqdm import tqdm
-
-from engine.backends.load import load_transformers
-from engine.backends.transformers import TransformersBackend
-from engine.calibration import Calibration
-from engine.chat import Chat
-from engine.costs import CostCurve
-from engine.decode import decode, never
+from bench.options import EMBEDDED, LLAMA_CPP, TRANSFORMERS, kind_of, runtime_of, source_of
+from bench.prompts import RANDOM
+from engine.backends.base import Backend
 from engine.errors import SettingError
-from engine.hsd.family import Family
-from engine.methods import Databases, Method, drafters_of
-from engine.metrics import Metrics, summarise
-from engine.sampling import COLDEST, Floats, gumbel
-from engine.settings import Generation, Sampling
-from engine.tree import Tree
-from engine.types import Message, Prefill, Step
+from engine.methods import METHODS, PREFIXES
+from engine.settings import Generation
 
 GENERATE, PROMPT_LOOKUP, ASSISTED = "generate", "prompt-lookup", "assisted"
-PEERS = (GENERATE, PROMPT_LOOKUP, ASSISTED)
+LLAMA, LLAMA_LOOKUP = "llama-cpp-python", "llama-lookup-python"
+LOOKUP, SERVER = PROGRAMS = ("llama-lookup", "llama-server")
+SPECULATION = ("ngram-mod", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
+"""What llama-server can draft from without a draft model (--spec-type), its default first."""
+PEERS = {
+    TRANSFORMERS: (GENERATE, PROMPT_LOOKUP, ASSISTED),
+    LLAMA_CPP: (LLAMA, LLAMA_LOOKUP, *PROGRAMS, *(f"{SERVER}:{kind}" for kind in SPECULATION)),
+}
+"""The peers of each kind of model."""
+PLAIN = ("plain", GENERATE, LLAMA, SERVER)
+"""Decoding without drafts, by whatever program. Speedups are against the faster of these."""
+OURS = ("rest", "hd-published", "lookup", "hd")
+DEFAULTS = {
+    TRANSFORMERS: ("plain", *PEERS[TRANSFORMERS], *OURS),
+    LLAMA_CPP: ("plain", LLAMA, LLAMA_LOOKUP, LOOKUP, SERVER, f"{SERVER}:{SPECULATION[0]}", *OURS),
+}
+"""The methods of a run that names none."""
+BEST = (PROMPT_LOOKUP, "hd-published", *(n for n in PEERS[LLAMA_CPP] if n not in PLAIN))
+"""The ones to beat: what drafts without a draft model, and is not ours."""
+SMALL = EMBEDDED.with_name("small")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A way to call `generate()`: `settings` are its arguments beside the sampler's."""
+class Reply:
+    """An answer of a peer: its tokens, the end token included, and the seconds from prompt to end.
+
+    `decode_seconds` leave out what the prompt took (see `paced`). Where a program hands out `text`
+    alone, `tokens` are what the tokenizer makes of it, and `emitted` is how many there really were.
+    """
+
+    tokens: list[int]
+    seconds: float
+    decode_seconds: float
+    forwards: int
+    text: str | None = None
+    emitted: int = 0
+
+
+class Peer(Protocol):
+    """A decoder that is not ours."""
 
     name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
+        """Answer a prompt from an empty cache."""
 
 
-def peer_named(name: str, assistant: TransformersBackend | None = None) -> Peer:
-    """The peer called `name`, one of PEERS; "assisted" drafts with the model of `assistant`."""
-    if name == PROMPT_LOOKUP:
-        return Peer(name, {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3})
-    if name == ASSISTED:
-        assert assistant is not None, "the options were checked"
-        return Peer(name, {"assistant_model": assistant.model})
-    return Peer(name)
+def paced(seconds: float, behind: float, tokens: int, first: int = 1) -> float:
+    """The time of all tokens at the pace of those behind the first forward, which took `behind`.
 
-
-def load_assistant(source: str, target: TransformersBackend) -> TransformersBackend:
-    """The draft model, in the target's dtype and on its device.
-
-    Raises SettingError when its tokens are not the target's: the library would translate between
-    them through text, which is another method.
+    The first one, which gives `first` tokens, reads the prompt as well, and our decode time leaves
+    that out. An answer of one forward has nothing else to go by than all its `seconds`.
     """
-    assistant = load_transformers(source, target.info.device, target.info.dtype)
-    same = assistant.info.vocabulary_size == target.info.vocabulary_size
-    if not same or assistant.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-        raise SettingError(
-            f"The assistant {assistant.info.name} cannot draft for {target.info.name}: they do "
-            "not have the same vocabulary. Choose a smaller model of the same family."
-        )
-    return assistant
+    return behind * tokens / (tokens - first) if tokens > first else seconds
 
 
-class Arrivals:
-    """The streamer of `generate()`: when tokens arrive, and how many at a time."""
+def checked_methods(options: argparse.Namespace) -> list[str]:
+    """The methods of a run, by name, before any model is loaded.
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.sizes: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt first, then with the tokens of each forward."""
-        self.times.append(perf_counter())
-        self.sizes.append(value.numel())
-
-    def end(self) -> None:
-        """Called when the answer is over."""
-
-    @property
-    def forwards(self) -> int:
-        """The target's forwards, the one that read the prompt included."""
-        return len(self.times) - 1
-
-    @property
-    def decode_seconds(self) -> float:
-        """The time of all tokens at the pace of those behind the first forward.
-
-        That forward reads the prompt as well, which our decode time leaves out. An answer of one
-        forward has nothing else to go by.
-        """
-        total, first = sum(self.sizes[1:]), self.sizes[1]
-        if total == first:
-            return self.times[-1] - self.times[0]
-        return (self.times[-1] - self.times[1]) * total / (total - first)
-
-
-@dataclass
-class Result:
-    """One method on one prompt: the first repeat's tokens and figures, one time per repeat."""
-
-    category: str
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    decode_seconds: list[float] = field(default_factory=list)
-    forwards: int = 0
-    steady: bool = True
-    metrics: Metrics | None = None
-    look_ups: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def note(self, tokens: list[int], seconds: float, decode_seconds: float, forwards: int) -> None:
-        """Add one repeat; `steady` says whether all of them gave the same answer."""
-        if not self.seconds:
-            self.tokens, self.forwards = tokens, forwards
-        self.steady &= tokens == self.tokens
-        self.seconds.append(seconds)
-        self.decode_seconds.append(decode_seconds)
-
-
-def measure(
-    backend: TransformersBackend,
-    databases: Mapping[str, Databases],
-    methods: Mapping[str, Method | Peer],
-    prompts: Sequence[tuple[str, list[int]]],
-    generation: Generation,
-    repeats: int,
-    curve: CostCurve | None = None,
-    family: Family | None = None,
-) -> dict[str, list[Result]]:
-    """Every method on every (category, prompt), the order rotated from run to run.
-
-    `curve` is where the methods with an adaptive budget start from, each with a copy that it goes
-    on correcting; `family` holds the draft models of those that have some. What the first repeat
-    learned about its tiers is kept for the next prompts.
+    Where none are named, those of the default that cannot run here are left out, which is printed.
+    Raises SettingError for names that are none, and peers that cannot run.
     """
-    costs = {name: CostCurve(curve.points) if curve else None for name in methods}
-    results: dict[str, list[Result]] = {name: [] for name in methods}
-    hello = Chat(backend).prompt([Message("user", "Say hello.")], known=())
-    short = Generation(generation.sampling, max_tokens=8)
-    for name, method in methods.items():
-        fresh = databases[name].for_measuring()
-        one_run(backend, method, fresh, hello, short, Result(""), costs[name], family)
-    names = list(methods)
-    for number, (category, prompt) in enumerate(tqdm(prompts, desc="Prompts", leave=False)):
-        for name in names:
-            results[name].append(Result(category))
-        learned: dict[str, Calibration] = {}
-        for repeat in range(repeats):
-            turn = (number + repeat) % len(names)
-            for name in names[turn:] + names[:turn]:
-                fresh = databases[name].for_measuring()
-                result = results[name][-1]
-                method = methods[name]
-                one_run(backend, method, fresh, prompt, generation, result, costs[name], family)
-                learned.setdefault(name, fresh.calibration)
-        for name, method in methods.items():
-            answer = results[name][-1].tokens
-            databases[name].calibration = learned[name]
-            if isinstance(method, Method):
-                for drafter in databases[name].drafters(method):
-                    drafter.finish([*prompt, *answer], len(answer))
-    return results
+    kind = kind_of(options.model)
+    if options.methods is None:
+        problems = {
+            name: problem for name in DEFAULTS[kind] if (problem := obstacle(name, options))
+        }
+        for problem in dict.fromkeys(problems.values()):
+            absent = ", ".join(name for name in problems if problems[name] == problem)
+            print(f"Left out: {absent}, as {problem}.")
+        return [name for name in DEFAULTS[kind] if name not in problems]
+    names = [name.strip() for name in options.methods.split(",") if name.strip()]
+    if not names:
+        raise SettingError("Give at least one method.")
+    known = ("plain", *PEERS[kind], *(name for name in METHODS if name != "plain"))
+    for name in names:
+        other = next((other for other in PEERS if name in PEERS[other]), kind)
+        if other != kind:
+            raise SettingError(
+                f"The peer {name!r} is of {other} models, and {options.model!r} is none. Choose "
+                f"from: {', '.join(PEERS[kind])}."
+            )
+        if name not in known and name.partition(":")[0] not in PREFIXES:
+            raise SettingError(f"There is no method {name!r}. Choose from: {', '.join(known)}.")
+        if problem := obstacle(name, options):
+            raise SettingError(
+                f"The method {name!r} cannot run, as {problem}. Change that, or leave it out of "
+                "--methods."
+            )
+    return names
 
 
-def one_run(
-    backend: TransformersBackend,
-    method: Method | Peer,
-    databases: Databases,
-    prompt: list[int],
-    generation: Generation,
-    result: Result,
-    costs: CostCurve | None = None,
-    family: Family | None = None,
-) -> None:
-    """One answer by one method from empty caches, added to `result`.
-
-    `costs` bounds what is drafted where the budget is adaptive; `family` has the draft models.
-    """
-    for model in (backend, *(family.drafts.values() if family else ())):
-        model.prefill([0], never)
-    gumbel.cache_clear()  # else the noise that the run before drew would cost this one nothing
-    if isinstance(method, Peer):
-        library_run(backend, method, prompt, generation, result)
-        return
-    drafters = drafters_of(method, databases, family, generation.sampling)
-    measured = costs if is_adaptive(method) else None
-    start = perf_counter()
-    events = list(decode(backend, prompt, drafters, generation, method.drafting, costs=measured))
-    seconds = perf_counter() - start
-    steps = [event for event in events if isinstance(event, Step)]
-    metrics = summarise(next(event for event in events if isinstance(event, Prefill)), steps)
-    if not result.seconds:
-        result.metrics = metrics
-        for step in steps:
-            for tier, spent in step.look_ups.items():
-                result.look_ups[tier].append(spent)
-    tokens = [token.id for step in steps for token in step.tokens]
-    result.note(tokens, seconds, metrics.decode_seconds, metrics.forwards)
+def is_peer(name: str) -> bool:
+    """Whether a method is not ours."""
+    return any(name in peers for peers in PEERS.values())
 
 
-def is_adaptive(method: Method | Peer) -> bool:
-    """Whether what a method drafts depends on the cost of a forward."""
-    if isinstance(method, Peer):
-        return False
-    return method.drafting.nodes > 0 and method.drafting.budget == "adaptive"
+def obstacle(name: str, options: argparse.Namespace) -> str:
+    """Why a method cannot run with these options, "" where it can."""
+    program = name.partition(":")[0]
+    if name == ASSISTED and options.model != "embedded" and not options.assistant:
+        return f"it needs a draft model for {options.model!r} (--assistant)"
+    if program in PROGRAMS and shutil.which(program) is None:
+        return f"there is no {program} of llama.cpp on the PATH"
+    if program == LOOKUP and options.prompts == RANDOM:
+        return f"{program} reads text, and random tokens are none"
+    return ""
 
 
-def library_run(
-    backend: TransformersBackend,
-    peer: Peer,
-    prompt: list[int],
-    generation: Generation,
-    result: Result,
-) -> None:
-    """The same by the library, with the same settings (its own random numbers)."""
-    sampling = generation.sampling
-    warm = sampling.temperature > 0
-    settings: dict[str, Any] = {"do_sample": warm, "max_new_tokens": generation.max_tokens}
-    if warm:
-        settings |= {"temperature": sampling.temperature, "min_p": sampling.min_p}
-        settings |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
-        torch.manual_seed(sampling.seed)
-    inputs = torch.tensor([prompt], device=backend.model.device)
-    arrivals = Arrivals()
-    start = perf_counter()
-    with torch.inference_mode():
-        output = backend.model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            streamer=arrivals,
-            **settings,
-            **peer.settings,
-        )
-    seconds = perf_counter() - start
-    tokens = output[0, len(prompt) :].tolist()
-    result.note(tokens, seconds, arrivals.decode_seconds, arrivals.forwards)
+def program_versions(names: Sequence[str]) -> dict[str, str]:
+    """What the programs among some methods say of their version, in their first line."""
+    versions = {}
+    for program in sorted({name.partition(":")[0] for name in names} & set(PROGRAMS)):
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+        lines = (done.stderr + done.stdout).splitlines()
+        versions[program] = lines[0].removeprefix("version: ") if lines else "unknown"
+    return versions
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Where an answer first departs from the plain one.
+def made_peers(
+    names: Sequence[str], backend: Backend, options: argparse.Namespace, stack: ExitStack
+) -> dict[str, Peer]:
+    """Those of the methods that are peers, ready to answer; `stack` ends what they started."""
+    wanted = [name for name in names if is_peer(name)]
+    if not wanted:
+        return {}
+    made: dict[str, Peer] = {}
+    if kind_of(options.model) == TRANSFORMERS:
+        from bench.transformers_peers import transformers_peer
 
-    `prompt` is its number from 0, `position` the token within the answer from 0. `gap` is how much
-    higher plain decoding scored its own token there, in logits; above temperature 0 the noise of
-    the position counts in (times the temperature), as it does in the choice. A gap of about one
-    rounding step of the dtype is a near-tie, a larger one is a fault. None when one answer is the
-    beginning of the other.
-    """
+        for name in wanted:
+            made[name] = transformers_peer(name, backend, options.assistant or str(SMALL))
+        return made
+    from bench.llama_peers import LlamaPeer, gguf_of
+    from bench.llama_programs import LookupPeer, ServerPeer
 
-    prompt: int
-    position: int
-    gap: float | None
-
-    def mapping(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
-
-
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Where two answers part, None when they are the same."""
-    for at, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return at
-    return None if len(left) == len(right) else min(len(left), len(right))
-
-
-def divergences(
-    backend: TransformersBackend,
-    prompts: Sequence[Sequence[int]],
-    answers: Mapping[str, Sequence[Sequence[int]]],
-    sampling: Sampling,
-) -> dict[str, list[Divergence]]:
-    """Per method the answers that differ from "plain", which is replayed to measure the gaps."""
-    found: dict[str, list[Divergence]] = {name: [] for name in answers}
-    for number, (prompt, plain) in enumerate(zip(prompts, answers["plain"], strict=True)):
-        parts = {name: first_difference(plain, own[number]) for name, own in answers.items()}
-        places = {at for at in parts.values() if at is not None}
-        scores = replay(backend, prompt, plain, places, sampling) if places else {}
-        for name, at in parts.items():
-            if at is None:
-                continue
-            other, gap = answers[name][number], None
-            if at < min(len(plain), len(other)):
-                gap = float(scores[at][plain[at]] - scores[at][other[at]])
-            found[name].append(Divergence(number, at, gap))
-    return found
-
-
-def replay(
-    backend: TransformersBackend,
-    prompt: Sequence[int],
-    plain: Sequence[int],
-    places: set[int],
-    sampling: Sampling,
-) -> dict[int, Floats]:
-    """What plain decoding chose by at some places of its answer: shape (vocabulary,) each.
-
-    The same forwards again, one token at a time: logits of another arrangement would round
-    differently, and the difference is what is looked for. Cuts (top-k and so on) are left out.
-    """
-    scores: dict[int, Floats] = {}
-    tokens = [*prompt, *plain]
-    backend.reset()
-    backend.prefill(prompt, never)
-    for at in range(max(places) + 1):
-        position = len(prompt) + at
-        logits = backend.score(Tree(tokens[position - 1]), sampling).row(0)
-        if at in places:
-            scores[at] = logits.copy()
-            if sampling.temperature >= COLDEST:
-                noise = gumbel(sampling.seed, position, logits.size)
-                scores[at] += sampling.temperature * noise
-        backend.accept([])
-    return scores
+    file = gguf_of(backend, source_of(options.model), runtime_of(options))
+    for name in wanted:
+        program, _, speculation = name.partition(":")
+        if program == LOOKUP:
+            made[name] = LookupPeer(file)
+        elif program == SERVER:
+            made[name] = stack.enter_context(ServerPeer(name, file, speculation))
+        else:
+            made[name] = stack.enter_context(LlamaPeer(name, file))
+    return made

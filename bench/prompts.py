@@ -5,8 +5,10 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from engine.backends.transformers import TransformersBackend
+from bench.options import LLAMA_CPP, TRANSFORMERS
+from engine.backends.base import Backend
 from engine.chat import Chat
 from engine.errors import PromptError, SettingError
 from engine.types import Message
@@ -57,17 +59,29 @@ def read_prompts(path: Path, limit: int, skip: int = 0) -> list[tuple[str, str]]
     return mixed[: limit or None]
 
 
-def random_prompts(backend: TransformersBackend, limit: int, skip: int = 0) -> list[list[int]]:
+def random_prompts(backend: Backend, limit: int, skip: int = 0) -> list[list[int]]:
     """Prompts of tokens drawn evenly, the same each time: a text in which nothing is to be found.
 
-    Neither special tokens nor others that the tokenizer adds to its vocabulary are drawn.
+    Neither special tokens nor others that were added to the vocabulary are drawn.
     """
-    tokenizer, size = backend.tokenizer, backend.info.vocabulary_size
-    added = {*backend.info.eos_ids, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    usable = sorted({i for i in tokenizer.get_vocab().values() if i < size} - added)
+    size = min(len(backend.vocabulary()), backend.info.vocabulary_size)
+    usable = sorted(set(range(size)) - backend.info.eos_ids - added_tokens(backend))
     draw = Random(RANDOM_SEED)
     count = skip + (limit or RANDOM_PROMPTS)
     return [draw.choices(usable, k=RANDOM_TOKENS) for _ in range(count)][skip:]
+
+
+def added_tokens(backend: Any) -> set[int]:
+    """The tokens that are no pieces of text, as each kind of vocabulary marks them."""
+    if backend.info.kind == TRANSFORMERS:
+        return {*backend.tokenizer.all_special_ids, *backend.tokenizer.added_tokens_decoder}
+    if backend.info.kind == LLAMA_CPP:
+        from llama_cpp import LLAMA_TOKEN_ATTR_BYTE, LLAMA_TOKEN_ATTR_NORMAL
+
+        text = LLAMA_TOKEN_ATTR_BYTE | LLAMA_TOKEN_ATTR_NORMAL
+        size = backend.info.vocabulary_size
+        return {token for token in range(size) if not backend.tokens.attributes(token) & text}
+    return set()
 
 
 def cut_prompt(chat: Chat, text: str, room: int) -> list[int]:
@@ -82,7 +96,7 @@ def cut_prompt(chat: Chat, text: str, room: int) -> list[int]:
 
 
 def prepared(
-    backend: TransformersBackend, options: argparse.Namespace, questions: list[tuple[str, str]]
+    backend: Backend, options: argparse.Namespace, questions: list[tuple[str, str]]
 ) -> list[tuple[str, list[int]]]:
     """(category, tokens) of each prompt, cut so that an answer fits behind it."""
     room = backend.info.context_length - options.max_new_tokens - 1

@@ -16,12 +16,14 @@ nothing but forwards took time: mean acceptance length / mean verify seconds.
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from bench.divergence import divergences
 from bench.drafts import add_draft_arguments, load_family
+from bench.measure import Result, is_adaptive, measure
 from bench.options import (
-    EMBEDDED,
     add_method_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -31,37 +33,28 @@ from bench.options import (
     conditions,
     generation_of,
     has_drafts,
+    headline,
     load_model,
     open_databases,
     print_record,
 )
 from bench.peers import (
     ASSISTED,
-    GENERATE,
-    PEERS,
-    PROMPT_LOOKUP,
-    Result,
-    divergences,
-    is_adaptive,
-    load_assistant,
-    measure,
-    peer_named,
+    BEST,
+    DEFAULTS,
+    PLAIN,
+    SMALL,
+    checked_methods,
+    is_peer,
+    made_peers,
+    program_versions,
 )
 from bench.prompts import add_prompt_arguments, prepared, questions_of
-from engine.backends.transformers import TransformersBackend
+from engine.backends.base import Backend
 from engine.costs import measure_costs
-from engine.errors import SettingError
-from engine.methods import METHODS, PREFIXES, method_named
+from engine.methods import method_named
 from engine.settings import BUDGETS, Drafting, Sampling
 from engine.types import TIERS
-
-SMALL = EMBEDDED.with_name("small")
-METHOD_NAMES = ("plain", *PEERS, *(name for name in METHODS if name != "plain"))
-DEFAULT = "plain,generate,prompt-lookup,assisted,rest,hd-published,lookup,hd"
-BASES = ("plain", GENERATE)
-"""Speedups are against the faster of these."""
-BEST_PEERS = (PROMPT_LOOKUP, "hd-published")
-"""`over_best_peer` is against the faster of these: the ones to beat."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draft_arguments(parser)
     add = parser.add_argument
     add("--assistant", help="the draft model of 'assisted' (the embedded model brings one)")
-    add("--methods", default=DEFAULT)
+    defaults = "; ".join(f"{kind}: {','.join(names)}" for kind, names in DEFAULTS.items())
+    add("--methods", help=f"comma between; default for {defaults}")
     add("--nodes", type=int, default=Drafting().nodes)
     add("--policy", default=Drafting().policy)
     add("--budget", default=Drafting().budget, help=f"{' or '.join(BUDGETS)}: what limits a draft")
@@ -83,21 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def checked_names(options: argparse.Namespace) -> list[str]:
     """The methods of the run. Raises SettingError for options that cannot work, before any load."""
-    names = [name.strip() for name in options.methods.split(",") if name.strip()]
-    for name in names:
-        if name not in METHOD_NAMES and name.partition(":")[0] not in PREFIXES:
-            known = ", ".join(METHOD_NAMES)
-            raise SettingError(f"There is no method {name!r}. Choose from: {known}.")
-    if not names:
-        raise SettingError("Give at least one method.")
     check_counts(options)
-    if ASSISTED in names and options.model != "embedded" and not options.assistant:
-        raise SettingError(
-            f"The method {ASSISTED!r} needs a draft model for {options.model!r}: name one with "
-            f"--assistant, or leave {ASSISTED!r} out of --methods."
-        )
     check_save(options.save)
-    return names
+    return checked_methods(options)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -112,16 +94,12 @@ def run(options: argparse.Namespace) -> None:
     )
     questions = questions_of(options)
     backend = load_model(options.model, options)
-    small = options.assistant or str(SMALL)
-    assistant = load_assistant(small, backend) if ASSISTED in names else None
-    methods = {
-        name: peer_named(name, assistant) if name in PEERS else method_named(name, drafting)
-        for name in names
-    }
     prompts = prepared(backend, options, questions)
-    adaptive = backend.info.can_tree and any(is_adaptive(method) for method in methods.values())
-    curve = measure_costs(backend) if adaptive else None
     with ExitStack() as stack:
+        peers = made_peers(names, backend, options, stack)
+        methods = {name: peers.get(name) or method_named(name, drafting) for name in names}
+        adaptive = backend.info.can_tree and any(is_adaptive(method) for method in methods.values())
+        curve = measure_costs(backend) if adaptive else None
         databases = open_databases(backend, methods, options.statistics, stack)
         family = None
         if any(has_drafts(method) for method in methods.values()):
@@ -132,7 +110,8 @@ def run(options: argparse.Namespace) -> None:
     figures = {name: summary(name, results, options.temperature) for name in names}
     add_gaps(backend, figures, results, [tokens for _, tokens in prompts], generation.sampling)
     record = conditions(backend, options) | {
-        "assistant": assistant.info.name if assistant else None,
+        "assistant": Path(options.assistant or SMALL).name if ASSISTED in names else None,
+        "programs": program_versions(names),
         "drafts": list(family.drafts) if family else [],
         "statistics": any(own.statistics is not None for own in databases.values()),
         "prompts": len(prompts),
@@ -147,21 +126,23 @@ def run(options: argparse.Namespace) -> None:
 def speed(results: Sequence[Result], decode_only: bool = False) -> float:
     """Tokens per second over all prompts, from the median time of each."""
     times = [median(r.decode_seconds if decode_only else r.seconds) for r in results]
-    return sum(len(result.tokens) for result in results) / sum(times)
+    return sum(result.length for result in results) / sum(times)
 
 
 def summary(name: str, results: dict[str, list[Result]], temperature: float) -> dict[str, Any]:
-    """One method's figures against the faster of plain and generate()."""
+    """One method's figures against the fastest way to decode without drafts.
+
+    `over_best_peer` is against the fastest of the peers that draft.
+    """
     own = results[name]
-    bases = [base for base in BASES if base in results] or [name]
+    bases = [base for base in PLAIN if base in results] or [name]
     base = max(bases, key=lambda base: speed(results[base]))
     ratios = [
-        (len(mine.tokens) / median(mine.seconds)) / (len(other.tokens) / median(other.seconds))
-        for mine, other in zip(own, results[base], strict=True)
+        speed([mine]) / speed([other]) for mine, other in zip(own, results[base], strict=True)
     ]
     spread = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    best = [speed(results[peer]) for peer in BEST_PEERS if peer in results]
-    comparable = "plain" in results and (name not in PEERS or temperature == 0)
+    best = [speed(results[peer]) for peer in BEST if peer in results]
+    comparable = "plain" in results and (not is_peer(name) or temperature == 0)
     differing = (
         sum(mine.tokens != plain.tokens for mine, plain in zip(own, results["plain"], strict=True))
         if comparable
@@ -184,7 +165,7 @@ def summary(name: str, results: dict[str, list[Result]], temperature: float) -> 
 def step_figures(own: Sequence[Result]) -> dict[str, Any]:
     """What one method's forwards gave; what its steps cost, where they are ours."""
     metrics = [result.metrics for result in own if result.metrics]
-    tokens, forwards = sum(len(r.tokens) for r in own), sum(r.forwards for r in own)
+    tokens, forwards = sum(r.length for r in own), sum(r.forwards for r in own)
     figures: dict[str, Any] = {"mean_acceptance_length": tokens / (forwards or 1)}
     if not metrics:
         return figures
@@ -207,14 +188,21 @@ def step_figures(own: Sequence[Result]) -> dict[str, Any]:
 
 
 def add_gaps(
-    backend: TransformersBackend,
+    backend: Backend,
     figures: dict[str, dict[str, Any]],
     results: dict[str, list[Result]],
     prompts: Sequence[list[int]],
     sampling: Sampling,
 ) -> None:
-    """Say of every answer that differs from the plain one where it parts, and how near a tie."""
-    differing = [name for name in figures if figures[name]["differing_answers"]]
+    """Say of every answer that differs from the plain one where it parts, and how near a tie.
+
+    Of answers that are known by their text alone it cannot be said.
+    """
+    differing = [
+        name
+        for name in figures
+        if figures[name]["differing_answers"] and all(r.text is None for r in results[name])
+    ]
     if not differing:
         return
     answers = {name: [r.tokens for r in results[name]] for name in ("plain", *differing)}
@@ -234,7 +222,7 @@ def categories(results: dict[str, list[Result]]) -> Iterator[tuple[str, dict[str
         speeds = {
             name: speed([r for r in own if r.category == category]) for name, own in results.items()
         }
-        bases = [speeds[name] for name in BASES if name in speeds]
+        bases = [speeds[name] for name in PLAIN if name in speeds]
         base = max(bases or list(speeds.values()))
         yield category, {name: value / base for name, value in speeds.items()}
 
@@ -244,12 +232,13 @@ def show(record: dict[str, Any]) -> None:
     methods = record["methods"]
     wide = max(14, *(len(name) + 2 for name in methods))
     print(
-        f"{record['model']} ({record['parameters'] / 1e6:.1f} M parameters, {record['dtype']}, "
-        f"{record['device']}), {record['prompts']} prompts, up to {record['max_new_tokens']} "
-        f"tokens, T={record['temperature']:g}, min-p {record['min_p']:g}, {record['threads']} "
-        f"threads, {record['machine']}, torch {record['torch']}, "
-        f"{'with' if record['statistics'] else 'no'} statistics, {record['date'][:10]}"
+        f"{headline(record)}\n"
+        f"{record['prompts']} prompts, up to {record['max_new_tokens']} tokens, "
+        f"T={record['temperature']:g}, min-p {record['min_p']:g}, "
+        f"{'with' if record['statistics'] else 'no'} statistics"
     )
+    for program, version in record["programs"].items():
+        print(f"{program} {version}")
     if record["forward_ms"]:
         points = ", ".join(f"{n}: {ms:.4g}" for n, ms in record["forward_ms"].items())
         print(f"ms of a forward by drafted nodes: {points}")
@@ -290,6 +279,8 @@ def verdict(figures: dict[str, Any]) -> str:
         return "-"
     if figures["identical"]:
         return "yes"
+    if "largest_gap" not in figures:
+        return f"NO: {figures['differing_answers']} differ"
     largest = figures["largest_gap"]
     gap = "lengths differ" if largest is None else f"gap at most {largest:.3g}"
     return f"NO: {figures['differing_answers']} differ, {gap}"

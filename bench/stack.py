@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from bench.drafts import add_draft_arguments, load_family
+from bench.measure import Result, measure
 from bench.options import (
     add_method_arguments,
     add_model_arguments,
@@ -25,11 +26,12 @@ from bench.options import (
     check_save,
     conditions,
     generation_of,
+    headline,
     load_model,
     open_databases,
     print_record,
 )
-from bench.peers import Peer, Result, measure
+from bench.peers import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.costs import measure_costs
 from engine.hsd.diagnosis import why
@@ -118,7 +120,7 @@ def figures(
         "prediction_error": {name: measured[name] / s - 1 for name, s in predicted.items()},
         "error_at_pace": {name: measured[name] / (pace * s) - 1 for name, s in predicted.items()},
         "tokens_per_forward": {
-            name: sum(len(r.tokens) for r in own) / sum(r.forwards for r in own)
+            name: sum(r.length for r in own) / sum(r.forwards for r in own)
             for name, own in results.items()
         },
         "differing_answers": {
@@ -133,16 +135,14 @@ def figures(
 
 def seconds_per_token(own: Sequence[Result]) -> float:
     """Decode seconds per emitted token over all prompts."""
-    return sum(median(r.decode_seconds) for r in own) / sum(len(r.tokens) for r in own)
+    return sum(median(r.decode_seconds) for r in own) / sum(r.length for r in own)
 
 
 def show(record: dict[str, Any], profile: Profile) -> None:
     """Print the tables."""
     print(
-        f"{record['model']} with {', '.join(record['drafts'])} ({record['dtype']}, "
-        f"{record['device']}), {record['prompts']} prompts, T={record['temperature']:g}, "
-        f"rule {record['rule']}, {record['threads']} threads, {record['machine']}, "
-        f"torch {record['torch']}, {record['date'][:10]}\n"
+        f"{headline(record)}\nwith {', '.join(record['drafts'])}; {record['prompts']} prompts, "
+        f"T={record['temperature']:g}, rule {record['rule']}\n"
     )
     target = profile.target
     print(f"{'model':18}{'params':>10}{'ms':>8}{'of target':>11}  acceptance by the larger ones")

@@ -32,7 +32,7 @@ def embedded():
     import torch
 
     torch.set_num_threads(1)
-    from engine.backends.load import load_transformers
+    from engine.backends.load_transformers import load_transformers
 
     return load_transformers(str(EMBEDDED), dtype="float32", device="cpu")
 
@@ -40,7 +40,7 @@ def embedded():
 @pytest.fixture(scope="session")
 def embedded_drafts(embedded):
     """The draft models that are embedded beside the target, by name, the smallest first."""
-    from engine.backends.load import load_transformers
+    from engine.backends.load_transformers import load_transformers
 
     return {
         name: load_transformers(str(EMBEDDED.parent / name), dtype="float32", device="cpu")

@@ -111,7 +111,11 @@ def test_random_prompts_can_be_measured(capsys: pytest.CaptureFixture[str]) -> N
         (["--threads", "-1"], "negative"),
         (["--save", "/nowhere/speed.json"], "'/nowhere/speed.json'"),
         (["--assistant", "/nowhere"], "'/nowhere'"),
-        (["--model", "some/model"], "'assisted' needs a draft model for 'some/model'"),
+        (["--model", "some/model", "--methods", "assisted"], "draft model for 'some/model'"),
+        (["--methods", "plain,llama-cpp-python"], "of llama.cpp models"),
+        (["--context-length", "7"], "Context length"),
+        (["--cache-type", "f8"], "'f8'"),
+        (["--flash-attention", "perhaps"], "'perhaps'"),
         (["--prompts", "/nowhere/prompts.jsonl"], "'/nowhere/prompts.jsonl'"),
         (["--model", "/nowhere", "--methods", "plain"], "'/nowhere'"),
         (["--temperature", "9"], "Temperature"),
@@ -166,7 +170,8 @@ def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
 
 
 def test_the_arithmetic_of_a_summary() -> None:
-    from bench.speed import Result, speed, summary
+    from bench.measure import Result
+    from bench.speed import speed, summary
 
     plain = [Result("a", [1] * 10, [2.0], [1.0]), Result("b", [2] * 30, [2.0], [1.0])]
     fast = [
@@ -185,7 +190,8 @@ def test_the_arithmetic_of_a_summary() -> None:
 
 
 def test_peers_count_only_where_they_can_be_compared() -> None:
-    from bench.speed import Result, summary
+    from bench.measure import Result
+    from bench.speed import summary
 
     def took(seconds: float, token: int) -> list[Result]:
         return [Result("a", [token] * 10, [seconds], [seconds], forwards=5)]
@@ -224,7 +230,7 @@ def questions(backend: Any) -> list[list[int]]:
 
 
 def answer(backend: Any, method: Any, prompt: list[int], wanted: Generation) -> Any:
-    from bench.peers import Result, one_run
+    from bench.measure import Result, one_run
     from engine.methods import Databases
 
     result = Result("a")
@@ -234,16 +240,18 @@ def answer(backend: Any, method: Any, prompt: list[int], wanted: Generation) -> 
 
 @pytest.fixture
 def small(embedded: Any) -> Any:
-    from bench.peers import load_assistant
-    from bench.speed import SMALL
+    from bench.peers import SMALL
+    from bench.transformers_peers import load_assistant
 
     return load_assistant(str(SMALL), embedded)
 
 
 def test_the_library_says_what_plain_decoding_says(embedded: Any, small: Any) -> None:
-    from bench.peers import PEERS, peer_named
+    from bench.peers import PEERS, SMALL
+    from bench.transformers_peers import transformers_peer
     from engine.methods import METHODS
 
+    peers = [transformers_peer(name, embedded, str(SMALL)) for name in PEERS["transformers"]]
     assert (small.info.dtype, small.info.device) == (embedded.info.dtype, embedded.info.device)
     assert small.info.parameters < embedded.info.parameters / 4
     wanted, ends = Generation(Sampling(0.0), max_tokens=48), set()
@@ -252,11 +260,11 @@ def test_the_library_says_what_plain_decoding_says(embedded: Any, small: Any) ->
         assert plain.forwards == len(plain.tokens) > 5
         ends.add(plain.tokens[-1] in embedded.info.eos_ids)
         forwards = {}
-        for name in PEERS:
-            peer = answer(embedded, peer_named(name, small), prompt, wanted)
-            assert peer.tokens == plain.tokens
-            assert peer.seconds[0] > 0 and peer.decode_seconds[0] > 0
-            forwards[name] = peer.forwards
+        for peer in peers:
+            theirs = answer(embedded, peer, prompt, wanted)
+            assert theirs.tokens == plain.tokens
+            assert theirs.seconds[0] > 0 and theirs.decode_seconds[0] > 0
+            forwards[peer.name] = theirs.forwards
         assert forwards["generate"] == plain.forwards
         assert max(forwards["prompt-lookup"], forwards["assisted"]) < plain.forwards
         lookup = answer(embedded, METHODS["lookup"], prompt, wanted)
@@ -265,8 +273,8 @@ def test_the_library_says_what_plain_decoding_says(embedded: Any, small: Any) ->
 
 
 def test_an_assistant_with_other_tokens_is_refused(embedded: Any) -> None:
-    from bench.peers import load_assistant
-    from bench.speed import SMALL
+    from bench.peers import SMALL
+    from bench.transformers_peers import load_assistant
 
     larger = replace(embedded.info, vocabulary_size=embedded.info.vocabulary_size + 64)
     renamed = SimpleNamespace(get_vocab=lambda: {"a": 0})
@@ -276,7 +284,7 @@ def test_an_assistant_with_other_tokens_is_refused(embedded: Any) -> None:
 
 
 def test_the_pace_of_the_library_leaves_out_the_forward_that_reads_the_prompt() -> None:
-    from bench.peers import Arrivals
+    from bench.transformers_peers import Arrivals
 
     arrivals = Arrivals()
     arrivals.times, arrivals.sizes = [0.0, 8.0, 9.0, 10.0], [70, 2, 3, 1]
@@ -286,7 +294,8 @@ def test_the_pace_of_the_library_leaves_out_the_forward_that_reads_the_prompt() 
 
 
 def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
-    from bench.peers import Result, one_run
+    from bench.measure import Result, one_run
+    from bench.peers import Reply
     from bench.speed import step_figures
     from engine.methods import METHODS, Databases
 
@@ -302,17 +311,19 @@ def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
     assert figures["forward_share"] == metrics.verify_seconds / metrics.decode_seconds
     bound = figures["mean_acceptance_length"] / (figures["verify_ms_per_step"] / 1e3)
     assert math.isclose(figures["forward_share"], metrics.tokens_per_second / bound)
-    result.note(result.tokens[:-1], 1.0, 1.0, 1)
+    result.note(Reply(result.tokens[:-1], 1.0, 1.0, 1))
     assert not result.steady and len(result.tokens) == metrics.tokens
 
 
 def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any) -> None:
-    from bench.peers import is_adaptive, measure, peer_named
+    from bench.measure import is_adaptive, measure
+    from bench.transformers_peers import transformers_peer
     from engine.costs import CostCurve
     from engine.methods import METHODS, Databases
 
     names = ("hd", "model", "hd-published", "lookup")
-    methods = {"generate": peer_named("generate"), **{name: METHODS[name] for name in names}}
+    methods: dict[str, Any] = {name: METHODS[name] for name in names}
+    methods["generate"] = transformers_peer("generate", embedded)
     assert {name for name, method in methods.items() if is_adaptive(method)} == {"hd", "model"}
     assert not is_adaptive(METHODS["plain"])
     databases = {name: Databases() for name in methods}
@@ -338,11 +349,12 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
 
 def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
     from bench.options import open_databases
-    from bench.peers import peer_named
+    from bench.transformers_peers import transformers_peer
     from engine.methods import METHODS
 
     names = ("plain", "rest", "hd", "lookup")
-    methods = {"generate": peer_named("generate"), **{name: METHODS[name] for name in names}}
+    methods: dict[str, Any] = {name: METHODS[name] for name in names}
+    methods["generate"] = transformers_peer("generate", embedded)
     with ExitStack() as stack:
         databases = open_databases(embedded, methods, None, stack)
         tables = {name: own.statistics for name, own in databases.items()}
@@ -354,8 +366,8 @@ def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_an_altered_answer_is_found_and_its_gap_measured(embedded: Any, temperature: float) -> None:
-    from bench.peers import Divergence, divergences
-    from engine.backends.load import alone
+    from bench.divergence import Divergence, divergences
+    from engine.backends.load_transformers import alone
     from engine.methods import METHODS
     from engine.sampling import gumbel
 
@@ -384,7 +396,8 @@ def test_an_altered_answer_is_found_and_its_gap_measured(embedded: Any, temperat
 
 
 def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
-    from bench.speed import Result, add_gaps, summary, verdict
+    from bench.measure import Result
+    from bench.speed import add_gaps, summary, verdict
     from engine.methods import METHODS
 
     prompts = questions(embedded)
@@ -404,3 +417,36 @@ def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
         assert verdict(figures["hd"]).startswith(words) and verdict(figures["plain"]) == "yes"
         json.dumps(figures, allow_nan=False)
     assert figures["hd"]["divergences"] == [{"prompt": 0, "position": 4, "gap": None}]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_any_backend_can_be_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], temperature: str
+) -> None:
+    from engine.backends.toy import ToyBackend
+
+    monkeypatch.setattr("bench.speed.load_model", lambda name, options: ToyBackend())
+    methods = ["plain", "hd-published", "lookup", "hd"]
+    short = ("--limit", "2", "--max-new-tokens", "40", "--temperature", temperature)
+    for prompts in ((), ("--prompts", "random")):
+        assert bench(*short, *prompts, "--methods", ",".join(methods)) == 0
+        *table, line = capsys.readouterr().out.strip().splitlines()
+        report = json.loads(line)
+        assert (report["model"], report["kind"]) == ("toy", "toy") and report["prompts"] == 2
+        assert list(report["methods"]) == methods and len(report["forward_ms"]) > 5
+        assert any(row.startswith("ms of a forward by drafted nodes: 0: ") for row in table)
+        assert all(figures["identical"] for figures in report["methods"].values())
+
+
+def test_gaps_are_measured_on_any_backend() -> None:
+    from bench.divergence import divergences
+    from engine.backends.toy import ToyBackend
+    from engine.methods import METHODS
+
+    toy, prompt = ToyBackend(), [97, 98, 99]
+    plain = answer(toy, METHODS["plain"], prompt, Generation(Sampling(0.0), max_tokens=20)).tokens
+    other = [*plain[:7], 257, *plain[8:]]  # which the toy never says: its logit is -20
+    found = divergences(toy, [prompt], {"plain": [plain], "other": [other]}, Sampling(0.0))
+    assert [(part.prompt, part.position) for part in found["other"]] == [(0, 7)]
+    logits = toy.logits(tuple([*prompt, *plain[:7]][-2:]))
+    assert found["other"][0].gap == pytest.approx(logits[plain[7]] - logits[257], abs=1e-3)

@@ -50,7 +50,7 @@ def test_the_speed_command_knows_stacks(capsys: pytest.CaptureFixture[str]) -> N
     ("wrong", "words"),
     [
         (["--drafts", "a/small,b/small"], "whose last parts differ"),
-        (["--model", str(EMBEDDED)], "Name folders or hub ids with --drafts"),
+        (["--model", str(EMBEDDED)], "with --drafts, whose last parts differ"),
         (["--drafts", "nowhere/small"], "nowhere/small"),
     ],
 )

@@ -358,7 +358,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], embedded: Any
 ) -> None:
-    from engine.backends.load import load_transformers
+    from engine.backends.load_transformers import load_transformers
 
     output = tmp_path / "deep" / "larger"
     output.mkdir(parents=True)

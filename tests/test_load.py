@@ -1,15 +1,12 @@
 """Loading: what cannot be used is refused in a sentence, and a hub id is fetched and remembered."""
 
-import hashlib
 import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 
 from engine.settings import Sampling
 from tests.conftest import EMBEDDED, ROOT
+from tests.hub import Hub, serving
 from tests.test_transformers import load, prompt_of, save_model
 
 pytestmark = pytest.mark.model
@@ -35,7 +33,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path | str, **options: Any) -> str:
-    from engine.backends.load import load_transformers
+    from engine.backends.load_transformers import load_transformers
     from engine.errors import ModelError
 
     with pytest.raises(ModelError) as caught:
@@ -91,7 +89,7 @@ def test_missing_folders_and_folders_without_a_config(tmp_path: Path) -> None:
 def test_a_home_folder_is_found(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends.load import load_transformers
+    from engine.backends.load_transformers import load_transformers
 
     shutil.copytree(sound, tmp_path / "model")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -184,7 +182,7 @@ def test_unknown_dtypes_are_refused_with_the_known_ones(sound: Path, dtype: str)
 
 
 def test_what_looks_like_a_path() -> None:
-    from engine.backends.load import looks_like_path
+    from engine.backends.load_transformers import looks_like_path
 
     for path in ("/a/b", "./a", "../a", "~/a", "a/b/c", str(ROOT)):
         assert looks_like_path(path), path
@@ -195,70 +193,19 @@ def test_what_looks_like_a_path() -> None:
 # A hub id, against a server on this machine that speaks the hub's protocol.
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Serves one repository: files by resolve URL, with the headers that the client needs."""
-
-    folder: Path
-    asked: list[str]
-    commit = "0123456789abcdef0123456789abcdef01234567"
-
-    def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir())
-
-    def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        self.asked.append(f"{self.command} {path}")
-        if path.startswith("/api/models/someone/tiny"):
-            if "/tree/" in path:
-                tree = [
-                    {"type": "file", "path": name, "size": 1, "oid": "x"} for name in self.files()
-                ]
-                return self.reply(200, json.dumps(tree).encode(), Content_Type="application/json")
-            info = {
-                "id": "someone/tiny", "modelId": "someone/tiny", "sha": self.commit,
-                "siblings": [{"rfilename": name} for name in self.files()], "tags": [],
-                "private": False, "gated": False, "downloads": 0, "likes": 0,
-            }  # fmt: skip
-            return self.reply(200, json.dumps(info).encode(), Content_Type="application/json")
-        owner, _, rest = path.removeprefix("/").partition("/resolve/")
-        name = rest.partition("/")[2]
-        if owner == "someone/tiny" and name in self.files():
-            body = (self.folder / name).read_bytes()
-            etag = f'"{hashlib.sha256(body).hexdigest()}"'
-            return self.reply(200, body, ETag=etag, X_Repo_Commit=self.commit)
-        code = "EntryNotFound" if owner == "someone/tiny" else "RepoNotFound"
-        status = 404 if owner == "someone/tiny" else 401
-        return self.reply(status, b"", X_Error_Code=code, X_Repo_Commit=self.commit)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        """Quiet."""
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
-def hub(sound: Path) -> Iterator[tuple[str, type[Hub]]]:
-    handler = type("OneHub", (Hub,), {"folder": sound, "asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", handler
-        server.shutdown()
-        thread.join()
+def hub(sound: Path) -> Iterator[Hub]:
+    with serving(Hub({"someone/tiny": files_of(sound)})) as hub:
+        yield hub
 
 
 LOADER = """
 import sys
-from engine.backends.load import load_transformers
+from engine.backends.load_transformers import load_transformers
 from engine.errors import ModelError
 try:
     info = load_transformers(sys.argv[1], device="cpu").info
@@ -287,39 +234,30 @@ def in_process(source: str, endpoint: str, home: Path, **environment: str) -> tu
 
 
 def test_a_hub_id_is_fetched_once_and_works_offline_afterwards(
-    hub: tuple[str, type[Hub]], sound: Path, tmp_path: Path
+    hub: Hub, sound: Path, tmp_path: Path
 ) -> None:
-    endpoint, handler = hub
-    status, first = in_process("someone/tiny", endpoint, tmp_path)
+    status, first = in_process("someone/tiny", hub.url, tmp_path)
     assert status == 0 and first.startswith("someone/tiny True ")
     assert first.split()[-1] == load(sound).info.tokenizer_fingerprint
-    assert "GET /someone/tiny/resolve/main/config.json" in handler.asked or any(
-        line.startswith("GET") and line.endswith("model.safetensors") for line in handler.asked
-    )
-    fetched = [line for line in handler.asked if line.startswith("GET") and "safetens" in line]
-    assert len(fetched) == 1
-    handler.asked.clear()
-    status, again = in_process("someone/tiny", endpoint, tmp_path, HF_HUB_OFFLINE="1")
-    assert (status, again) == (0, first) and handler.asked == []
+    assert len(hub.fetched("model.safetensors")) == 1
+    hub.asked.clear()
+    status, again = in_process("someone/tiny", hub.url, tmp_path, HF_HUB_OFFLINE="1")
+    assert (status, again) == (0, first) and hub.asked == []
 
 
-def test_an_unknown_hub_id_is_one_clear_sentence(
-    hub: tuple[str, type[Hub]], tmp_path: Path
-) -> None:
-    status, text = in_process("someone/else", hub[0], tmp_path)
+def test_an_unknown_hub_id_is_one_clear_sentence(hub: Hub, tmp_path: Path) -> None:
+    status, text = in_process("someone/else", hub.url, tmp_path)
     assert status == 2 and "'someone/else' could not be loaded" in text
 
 
 def test_a_hub_repository_with_pickled_weights_only_is_refused(
-    hub: tuple[str, type[Hub]], folder: Path, tmp_path: Path
+    hub: Hub, folder: Path, tmp_path: Path
 ) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    hub[1].folder = folder
-    status, text = in_process("someone/tiny", hub[0], tmp_path / "home")
+    hub.repos["someone/tiny"] = files_of(folder)
+    status, text = in_process("someone/tiny", hub.url, tmp_path / "home")
     assert status == 2 and "could not be loaded" in text and "safetensors" in text
-    assert not [
-        line for line in hub[1].asked if line.endswith("pytorch_model.bin") and "GET" in line
-    ]
+    assert not hub.fetched("pytorch_model.bin")
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
@@ -349,7 +287,7 @@ def test_the_model_can_be_used_after_loading(sound: Path) -> None:
 def test_the_makers_sampler_settings_are_taken_where_they_are_usable(
     given: dict[str, float | None], expected: Sampling
 ) -> None:
-    from engine.backends.load import recommended
+    from engine.backends.load_transformers import recommended
 
     model = SimpleNamespace(generation_config=SimpleNamespace(**given))
     assert recommended(model) == expected

@@ -145,7 +145,7 @@ def test_what_is_free_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.model
 def test_the_need_is_what_a_loaded_model_takes() -> None:
-    from engine.backends.load import load_transformers
+    from engine.backends.load_transformers import load_transformers
 
     backend = load_transformers(str(SMALL), "cpu", "auto")
     need = memory_need(str(SMALL), "cpu", "auto", 8192)

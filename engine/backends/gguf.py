@@ -92,7 +92,8 @@ def context_parameters(model: Any, runtime: Runtime) -> Any:
     # Behind the context there is room for the largest tree.
     parameters.n_ctx = length + TREE_ROWS
     parameters.n_batch = parameters.n_ubatch = max(runtime.batch_size, TREE_ROWS)
-    parameters.n_seq_max = LEAVES
+    # A model that keeps a state keeps one per sequence, and has no use for branches.
+    parameters.n_seq_max = 1 if rollback_problem(model) else LEAVES
     parameters.n_outputs_max = TREE_ROWS
     parameters.kv_unified = True
     parameters.swa_full = True
@@ -100,6 +101,20 @@ def context_parameters(model: Any, runtime: Runtime) -> Any:
     parameters.flash_attn_type = ATTENTION[attention]
     parameters.type_k = parameters.type_v = NUMBERS["f16" if kind == "auto" else kind]
     return parameters
+
+
+def rollback_problem(model: Any) -> str:
+    """Why a model's cache cannot drop rejected drafts, "" where it can."""
+    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+        return "its layers keep a state that cannot be rolled back"
+    turning = {
+        llama_cpp.LLAMA_ROPE_TYPE_MROPE,
+        llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
+        llama_cpp.LLAMA_ROPE_TYPE_VISION,
+    }
+    if llama_cpp.llama_model_rope_type(model) in turning:
+        return "its positions have several parts, which llama.cpp cannot roll back"
+    return ""
 
 
 def offloads(runtime: Runtime) -> bool:

@@ -2,17 +2,23 @@
 
 from engine.backends.base import Backend
 from engine.backends.memory import Need
+from engine.decode import never
+from engine.errors import ModelError
 from engine.settings import Runtime
 
 DEFAULT = Runtime()
 
 
 def load(source: str, runtime: Runtime = DEFAULT) -> Backend:
-    """Load the model that `source` names. Raises ModelError for one that cannot be used."""
+    """Load the model that `source` names; what is not here yet is downloaded, without a bar.
+
+    Raises ModelError for one that cannot be used.
+    """
     if is_gguf(source):
         from engine.backends.load_llamacpp import load_gguf
+        from engine.backends.sources import download
 
-        backend: Backend = load_gguf(source, runtime)
+        backend: Backend = load_gguf(download(source, lambda done, total: None, never), runtime)
         return backend
     from engine.backends.load_transformers import load_transformers
 
@@ -27,11 +33,21 @@ def is_gguf(source: str) -> bool:
 
 
 def memory_need(source: str, runtime: Runtime = DEFAULT) -> Need:
-    """What that model will take before it is loaded. Raises ModelError for what is no model."""
+    """What that model will take, told before it is loaded.
+
+    Raises ModelError for what is no model, and for a GGUF file that was not downloaded yet.
+    """
     if is_gguf(source):
         from engine.backends.load_llamacpp import need
+        from engine.backends.sources import located
 
-        return need(source, runtime)
+        path = located(source)
+        if path is None:
+            raise ModelError(
+                f"What {source!r} will need is known once it is here. Download it in the Models "
+                "tab, or start with it as --model."
+            )
+        return need(path, runtime)
     from engine.backends import memory
 
     device = device_of(source, runtime)

@@ -106,7 +106,13 @@ def describe(
     """What the program needs to know of an opened model; whether trees work is a guess."""
     import llama_cpp
 
-    from engine.backends.gguf import LEAVES, context_length, offloads, threads_of, weights_type
+    from engine.backends.gguf import (
+        context_length,
+        offloads,
+        rollback_problem,
+        threads_of,
+        weights_type,
+    )
 
     name = path.name.removesuffix(path.suffix)
     problem = rollback_problem(model)
@@ -120,7 +126,7 @@ def describe(
         eos_ids=vocabulary.ends,
         context_length=context_length(model, runtime),
         can_tree=not problem,
-        leaves=LEAVES,
+        leaves=llama_cpp.llama_n_seq_max(context),
         device="gpu" if offloads(runtime) else "cpu",
         dtype=weights_type(model),
         threads=threads_of(runtime),
@@ -130,22 +136,6 @@ def describe(
         note=f"{name} decodes plainly: {problem}." if problem else "",
         sampling=recommended(model),
     )
-
-
-def rollback_problem(model: Any) -> str:
-    """Why a model's cache cannot drop rejected drafts, "" where it can."""
-    import llama_cpp
-
-    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
-        return "its layers keep a state that cannot be rolled back"
-    turning = {
-        llama_cpp.LLAMA_ROPE_TYPE_MROPE,
-        llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
-        llama_cpp.LLAMA_ROPE_TYPE_VISION,
-    }
-    if llama_cpp.llama_model_rope_type(model) in turning:
-        return "its positions have several parts, which llama.cpp cannot roll back"
-    return ""
 
 
 def chat_template(model: Any, vocabulary: Any) -> tuple[Fill | None, str]:

@@ -19,7 +19,6 @@ from engine.errors import ModelError, first_line
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
 """Bytes of a number in a weight file; what is not listed takes one."""
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-HUB_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,13 @@ def folder_of(source: str) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
+
+    from engine.backends.hub import cached, check_reachable
 
     try:
-        found = try_to_load_from_cache(source, "config.json")
-        if not isinstance(found, str):
-            found = hf_hub_download(source, "config.json", etag_timeout=HUB_SECONDS)
+        check_reachable(source)
+        found = cached(source, "config.json") or hf_hub_download(source, "config.json")
     except Exception as error:
         # The hub's client raises many types: no such id, no network, no permission.
         raise ModelError(

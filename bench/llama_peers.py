@@ -1,0 +1,139 @@
+"""The decoders of llama-cpp-python, on the same GGUF file and with the same settings as ours.
+
+Its users get an answer from `Llama.create_completion`, which decodes through the generator
+`Llama.generate` and, around it, makes text of all tokens again after each one. What is measured is
+`generate` itself, the least overhead that they get: token ids, no text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from bench.peers import LLAMA_LOOKUP, Reply, paced
+from engine.backends.base import Backend
+from engine.backends.gguf import ATTENTION, NUMBERS, context_parameters
+from engine.backends.llamacpp import LlamaCppBackend
+from engine.backends.sources import located
+from engine.sampling import COLDEST
+from engine.settings import Generation, Runtime, Sampling
+
+NGRAM, DRAFTED = 3, 10
+"""Prompt lookup: the longest key and the tokens drafted, as for its like in transformers."""
+SEEDS = 2**32 - 1
+"""The library's seeds are smaller; this one it takes for "any"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """A GGUF file, our backend of it, and the settings that it runs with there.
+
+    `attention` is "auto", "on" or "off", `cache` the type of numbers in the cache.
+    """
+
+    backend: LlamaCppBackend
+    path: str
+    context: int
+    batch: int
+    threads: int
+    gpu_layers: int
+    attention: str
+    cache: str
+
+
+def gguf_of(backend: Backend, source: str, runtime: Runtime) -> Gguf:
+    """How the peers are to run the file that `backend` was loaded from."""
+    assert isinstance(backend, LlamaCppBackend), "the kind of the model was checked"
+    path = located(source)
+    assert path is not None, "it was loaded"
+    ours = context_parameters(backend.model, runtime)
+    return Gguf(
+        backend,
+        path,
+        backend.info.context_length,
+        ours.n_batch,
+        ours.n_threads,
+        runtime.gpu_layers,
+        next(name for name, kind in ATTENTION.items() if kind == ours.flash_attn_type),
+        next(name for name, kind in NUMBERS.items() if kind == ours.type_k),
+    )
+
+
+def temperature_of(sampling: Sampling) -> float:
+    """The temperature, 0 where ours takes the likeliest token."""
+    return sampling.temperature if sampling.temperature >= COLDEST else 0.0
+
+
+class Llama(llama_cpp.Llama):
+    """The library's own class, which counts its forwards."""
+
+    forwards = 0
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        self.forwards += 1
+        super().eval(tokens)
+
+
+class LlamaPeer:
+    """`Llama.generate`, plainly or with the library's prompt lookup.
+
+    Prompt lookup needs `logits_all`: without it the library keeps the logits of one batch only, and
+    breaks beyond. Where ours leaves flash attention to llama.cpp ("auto"), it is on here: the class
+    knows on and off alone. The library applies min-p before the temperature, we behind it.
+    """
+
+    def __init__(self, name: str, file: Gguf) -> None:
+        self.name = name
+        self.ends = file.backend.info.eos_ids
+        drafts = name == LLAMA_LOOKUP
+        self.llama = Llama(
+            file.path,
+            n_ctx=file.context,
+            n_batch=file.batch,
+            n_ubatch=file.batch,
+            n_threads=file.threads,
+            n_threads_batch=file.threads,
+            n_gpu_layers=file.gpu_layers,
+            flash_attn=file.attention != "off",
+            type_k=NUMBERS[file.cache],
+            type_v=NUMBERS[file.cache],
+            logits_all=drafts,
+            draft_model=LlamaPromptLookupDecoding(NGRAM, DRAFTED) if drafts else None,
+            no_perf=True,
+            verbose=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.llama.close()
+
+    def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
+        """One run of the generator from an empty cache."""
+        sampling = generation.sampling
+        llama: Any = self.llama
+        llama.reset()
+        llama.forwards = 0
+        settings: dict[str, Any] = {"temp": temperature_of(sampling), "min_p": sampling.min_p}
+        settings |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
+        tokens: list[int] = []
+        times = [perf_counter()]
+        llama.set_seed(sampling.seed % SEEDS)
+        for token in llama.generate(list(prompt), repeat_penalty=1.0, **settings):
+            tokens.append(token)
+            times.append(perf_counter())
+            if token in self.ends or len(tokens) >= generation.max_tokens:
+                break
+        asked, first, last = times[0], times[1], times[-1]
+        decoding = paced(last - asked, last - first, len(tokens))
+        return Reply(tokens, last - asked, decoding, llama.forwards)

@@ -1,0 +1,168 @@
+"""Methods and their peers over the same prompts, in one process, in rotated order.
+
+Every run starts with an empty cache. A method's model tier learns from each answer once, after its
+repeats, so no repeat is drafted from the one before.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tqdm import tqdm
+
+from bench.peers import Peer, Reply
+from engine.backends.base import Backend
+from engine.calibration import Calibration
+from engine.chat import Chat
+from engine.costs import CostCurve
+from engine.decode import decode, never
+from engine.hsd.family import Family
+from engine.methods import Databases, Method, drafters_of
+from engine.metrics import Metrics, summarise
+from engine.sampling import gumbel
+from engine.settings import Generation
+from engine.types import Message, Prefill, Step
+
+CUT = "\ufffd"
+"""What a text ends in whose last character is not complete yet."""
+
+
+@dataclass
+class Result:
+    """One method on one prompt: the first repeat's tokens and figures, one time per repeat.
+
+    `text` and `emitted` are of peers that hand out text alone (see `Reply`).
+    """
+
+    category: str
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    decode_seconds: list[float] = field(default_factory=list)
+    forwards: int = 0
+    steady: bool = True
+    metrics: Metrics | None = None
+    look_ups: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    text: str | None = None
+    emitted: int = 0
+
+    @property
+    def length(self) -> int:
+        """How many tokens were emitted."""
+        return self.emitted or len(self.tokens)
+
+    def note(self, reply: Reply) -> None:
+        """Add one repeat; `steady` says whether all of them gave the same answer."""
+        if not self.seconds:
+            self.tokens, self.forwards = reply.tokens, reply.forwards
+            self.text, self.emitted = reply.text, reply.emitted
+        self.steady &= reply.tokens == self.tokens
+        self.seconds.append(reply.seconds)
+        self.decode_seconds.append(reply.decode_seconds)
+
+
+def measure(
+    backend: Backend,
+    databases: Mapping[str, Databases],
+    methods: Mapping[str, Method | Peer],
+    prompts: Sequence[tuple[str, list[int]]],
+    generation: Generation,
+    repeats: int,
+    curve: CostCurve | None = None,
+    family: Family | None = None,
+) -> dict[str, list[Result]]:
+    """Every method on every (category, prompt), the order rotated from run to run.
+
+    `curve` is where the methods with an adaptive budget start from, each with a copy that it goes
+    on correcting; `family` holds the draft models of those that have some. What the first repeat
+    learned about its tiers is kept for the next prompts.
+    """
+    costs = {name: CostCurve(curve.points) if curve else None for name in methods}
+    results: dict[str, list[Result]] = {name: [] for name in methods}
+    hello = Chat(backend).prompt([Message("user", "Say hello.")], known=())
+    short = Generation(generation.sampling, max_tokens=8)
+    for name, method in methods.items():
+        fresh = databases[name].for_measuring()
+        one_run(backend, method, fresh, hello, short, Result(""), costs[name], family)
+    names = list(methods)
+    for number, (category, prompt) in enumerate(tqdm(prompts, desc="Prompts", leave=False)):
+        for name in names:
+            results[name].append(Result(category))
+        learned: dict[str, Calibration] = {}
+        for repeat in range(repeats):
+            turn = (number + repeat) % len(names)
+            for name in names[turn:] + names[:turn]:
+                fresh = databases[name].for_measuring()
+                result = results[name][-1]
+                method = methods[name]
+                one_run(backend, method, fresh, prompt, generation, result, costs[name], family)
+                learned.setdefault(name, fresh.calibration)
+        for name, method in methods.items():
+            answer = results[name][-1].tokens
+            databases[name].calibration = learned[name]
+            if isinstance(method, Method):
+                for drafter in databases[name].drafters(method):
+                    drafter.finish([*prompt, *answer], len(answer))
+    match_texts(backend, results, generation)
+    return results
+
+
+def one_run(
+    backend: Backend,
+    method: Method | Peer,
+    databases: Databases,
+    prompt: list[int],
+    generation: Generation,
+    result: Result,
+    costs: CostCurve | None = None,
+    family: Family | None = None,
+) -> None:
+    """One answer by one method from empty caches, added to `result`.
+
+    `costs` bounds what is drafted where the budget is adaptive; `family` has the draft models.
+    """
+    for model in (backend, *(family.drafts.values() if family else ())):
+        model.prefill([0], never)
+    gumbel.cache_clear()  # else the noise that the run before drew would cost this one nothing
+    if not isinstance(method, Method):
+        result.note(method.answer(prompt, generation))
+        return
+    drafters = drafters_of(method, databases, family, generation.sampling)
+    measured = costs if is_adaptive(method) else None
+    start = perf_counter()
+    events = list(decode(backend, prompt, drafters, generation, method.drafting, costs=measured))
+    seconds = perf_counter() - start
+    steps = [event for event in events if isinstance(event, Step)]
+    metrics = summarise(next(event for event in events if isinstance(event, Prefill)), steps)
+    if not result.seconds:
+        result.metrics = metrics
+        for step in steps:
+            for tier, spent in step.look_ups.items():
+                result.look_ups[tier].append(spent)
+    tokens = [token.id for step in steps for token in step.tokens]
+    result.note(Reply(tokens, seconds, metrics.decode_seconds, metrics.forwards))
+
+
+def is_adaptive(method: Method | Peer) -> bool:
+    """Whether what a method drafts depends on the cost of a forward."""
+    if not isinstance(method, Method):
+        return False
+    return method.drafting.nodes > 0 and method.drafting.budget == "adaptive"
+
+
+def match_texts(
+    backend: Backend, results: Mapping[str, Sequence[Result]], generation: Generation
+) -> None:
+    """Give answers that are known by their text alone plain decoding's tokens if the text is that.
+
+    One text can be written in several ways. A program may also go on for a few tokens where plain
+    decoding was cut, and that counts as the same.
+    """
+    for own in results.values():
+        for mine, plain in zip(own, results.get("plain", ()), strict=False):
+            if mine.text is None:
+                continue
+            said = backend.detokenize(plain.tokens)
+            cut = len(plain.tokens) >= generation.max_tokens
+            if mine.text == said or (cut and mine.text.startswith(said.rstrip(CUT))):
+                mine.tokens = plain.tokens
