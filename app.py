@@ -3,15 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.arguments import EMBEDDED, EMBEDDED_DRAFTS, Options, parse
+from app.arguments import Options, parse
 from engine.errors import StrataError
 
 if TYPE_CHECKING:
-    from app.session import Session
+    from app.models import Models
 
 ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -47,35 +45,17 @@ def serve(options: Options) -> None:
     folder = options.data_dir or user_data_path("strata", appauthor=False)
     with Database(folder / "strata.db") as database:
         from app import server, ui
-        from app.model_thread import ModelThread
+        from app.loaded import Away
         from app.session import Session
-        from app.stacks import loading_beside
-        from storage.statistics import find_table
 
         port = server.pick_port(options.host, options.port)
-        print(f"Loading {options.model} …", file=sys.stderr, flush=True)
-        from engine.backends.load import load_transformers
-
-        model = ModelThread()
-        backend = model.run(lambda: load_transformers(options.model, options.device, options.dtype))
-        embedded = Path(options.model).resolve() == EMBEDDED
-        if embedded:
-            backend.info = replace(backend.info, name=EMBEDDED.parent.name)
-        statistics_folders = (folder / "statistics", ui.ASSETS / "statistics")
-        table = find_table(
-            backend.info.tokenizer_fingerprint,
-            *statistics_folders,
-            report=database.notices.append,
-        )
-        loading = loading_beside(backend, options.device, options.dtype)
-        session = Session(backend, database, table, options.public, model, loading)
-        measure(session)
-        if embedded:
-            session.stacks.offered += [str(EMBEDDED.parent / name) for name in EMBEDDED_DRAFTS]
-        database.notices += session.stacks.restore(options.drafts)
+        statistics = (folder / "statistics", ui.ASSETS / "statistics")
+        session = Session(Away(), database, options.public, folders=statistics)
+        start(session.models, options)
+        database.notices += session.models.notices
         for notice in database.notices:
             print(f"strata: {notice}", file=sys.stderr)
-        blocks = ui.build(session, database.notices, embedded)
+        blocks = ui.build(session, database.notices)
         address = server.launch(blocks, options, port)
         if options.made_up:
             print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
@@ -83,14 +63,16 @@ def serve(options: Options) -> None:
         blocks.block_thread()
 
 
-def measure(session: "Session") -> None:
-    """What forwards cost, with a bar unless that is known already, and the plain speed of today."""
+def start(models: "Models", options: Options) -> None:
+    """Load the first model; a bar on the terminal says how far its download and measuring are."""
     from tqdm import tqdm
 
-    look = {"bar_format": "{desc}: {bar} {percentage:.0f} %", "leave": False, "disable": None}
-    with tqdm(total=1.0, desc="Measuring the model", delay=0.2, **look) as bar:
-        session.prepare(lambda share: bar.update(share - bar.n))
-    session.measure()
+    print(f"Loading {options.model} …", file=sys.stderr, flush=True)
+    look = {"bar_format": "{desc} {bar} {percentage:.0f} %", "leave": False, "disable": None}
+    with tqdm(total=1.0, delay=0.2, **look) as bar:
+        for progress in models.start(options.model, options.runtime, options.drafts):
+            bar.set_description_str(progress.words, refresh=False)
+            bar.update((progress.share or 0.0) - bar.n)
 
 
 if __name__ == "__main__":

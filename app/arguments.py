@@ -11,12 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+from engine.errors import SettingError
+from engine.settings import Runtime
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "models" / "tiny-chat" / "target"
 EMBEDDED_DRAFTS = ("mid", "small")
-"""Folders beside it, of models that can draft for it."""
+"""Models beside it, as folders and as GGUF files, that can draft for it."""
+FLAGS = {"context_length": "--context"}
+"""Options whose names are not those of their settings."""
 FIRST_PORT, PORTS_TRIED = 7860, 20
 
 
@@ -33,8 +38,7 @@ class Options:
     password: str | None
     made_up: bool
     browser: bool
-    device: str = "auto"
-    dtype: str = "auto"
+    runtime: Runtime = Runtime()
     drafts: tuple[str, ...] = ()
 
     @property
@@ -54,19 +58,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--model",
         default=str(EMBEDDED),
         metavar="PATH|ID",
-        help="a folder or a Hugging Face id (default: the demonstration model that comes along)",
+        help="a folder, a GGUF file, a Hugging Face id, or OWNER/NAME:FILE.gguf (default: the "
+        "demonstration model that comes along)",
     )
-    add(
-        "--device",
-        default="auto",
-        help="where the model runs: auto, cpu, cuda, cuda:1 or mps (default: %(default)s)",
-    )
-    add(
-        "--dtype",
-        default="auto",
-        help="its numbers: auto, float32, bfloat16 or float16 (default: %(default)s: float32 on "
-        "the CPU, else the model's own)",
-    )
+    add_runtime(parser)
     add(
         "--drafts",
         default="",
@@ -83,6 +78,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     user, colon, password = (given.auth or "").partition(":")
     if given.auth is not None and not (user and colon and password):
         parser.error(f"--auth {given.auth!r} is not of the form USER:PASSWORD. Give both parts.")
+    try:
+        runtime = runtime_of(given)
+    except SettingError as error:
+        parser.error(str(error))
     public = given.share or not is_local(given.host)
     made_up = public and given.auth is None
     return Options(
@@ -95,10 +94,29 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         password=secrets.token_urlsafe(12) if made_up else password or None,
         made_up=made_up,
         browser=not given.no_browser,
-        device=given.device,
-        dtype=given.dtype,
+        runtime=runtime,
         drafts=tuple(source.strip() for source in given.drafts.split(",") if source.strip()),
     )
+
+
+def add_runtime(parser: argparse.ArgumentParser) -> None:
+    """An option for each setting of `Runtime`, in its words."""
+    for item in fields(Runtime):
+        parser.add_argument(
+            FLAGS.get(item.name, "--" + item.name.replace("_", "-")),
+            dest=item.name,
+            type=type(item.default),
+            metavar="N"
+            if isinstance(item.default, int)
+            else "|".join(item.metadata["choices"]) or item.name.upper(),
+            help=f"{item.metadata['help'].rstrip('.')} (default: {item.default})",
+        )
+
+
+def runtime_of(given: argparse.Namespace) -> Runtime:
+    """The settings that were given. Raises SettingError for one out of its range."""
+    values = {item.name: getattr(given, item.name) for item in fields(Runtime)}
+    return Runtime(**{name: value for name, value in values.items() if value is not None})
 
 
 def port_number(text: str) -> int:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from platformdirs import user_data_path
 from tqdm import tqdm
 
+from app.reading import READING, USUAL
 from engine.backends.base import Backend
+from engine.decode import never
 from engine.errors import StorageError, StrataError
 from engine.types import Message
 from storage.statistics import SUFFIX
@@ -86,13 +88,30 @@ def tokenized(
     return documents
 
 
+def loaded(source: str) -> Backend:
+    """The model whose tokenizer is used, downloaded if need be, with a progress bar."""
+    with tqdm(unit="B", unit_scale=True, desc="Download", leave=False, delay=0.2) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        if not READING.present(source):
+            READING.download(source, progress, never)
+    return READING.load(source, USUAL)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, build, report. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m app.build_statistics", description=__doc__.splitlines()[0]
     )
     parser.add_argument("files", nargs="+", type=Path, help=".txt, .md, .jsonl, also .xz or .gz")
-    parser.add_argument("--model", required=True, help="the model whose tokenizer to use")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="the model whose tokenizer to use: a folder, a GGUF file or a hub id",
+    )
     parser.add_argument("--out", type=Path, help="the file (default: in the data directory)")
     parser.add_argument("--data-dir", type=Path, default=user_data_path("strata", appauthor=False))
     parser.add_argument("--title", help="what the texts are (default: the names of the files)")
@@ -110,9 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.fewest < 1:
         parser.error(f"--fewest cannot be {options.fewest}. Give 1 or more.")
     try:
-        from engine.backends.load import load_transformers
-
-        backend = load_transformers(options.model)
+        backend = loaded(options.model)
         fingerprint = backend.info.tokenizer_fingerprint
         out = options.out or options.data_dir / "statistics" / f"{fingerprint}{SUFFIX}"
         documents = tokenized(options.files, backend, options.max_tokens)

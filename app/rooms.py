@@ -118,3 +118,7 @@ class Rooms:
         """Forget one room, or all of an owner's."""
         for key in [k for k in self.open if k[0] == owner and conversation_id in (None, k[1])]:
             del self.open[key]
+
+    def clear(self) -> None:
+        """Forget all rooms: another model has another tokenizer, and another past."""
+        self.open.clear()

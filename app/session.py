@@ -2,46 +2,44 @@
 
 Everything is scoped by owner. One answer is decoded at a time; what the user said is stored before
 decoding begins and the answer at least once a second, so a crash costs a second at most. A store
-that fails costs memory, never the answer: it becomes a notice.
+that fails costs memory, never the answer: it becomes a notice. Whatever decodes looks at the model
+on the model's thread alone, so that another one can take its place between two answers.
 """
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
-from statistics import median
+from pathlib import Path
 from typing import TypeVar
 
 from app.comparison import (
-    PLAIN,
-    UNMEASURED,
     UPDATE_SECONDS,
     Pace,
     PlainSpeed,
     Progress,
     Proof,
     Timed,
-    compare,
     keeps_text,
-    per_token,
-    plain_speed,
-    run,
-    verdict,
 )
 from app.costs import Costs
+from app.loaded import Loaded, open_table
 from app.model_thread import ModelThread
+from app.models import Models
 from app.past import Pasts
 from app.preferences import Preferences
+from app.proofs import compared, proved
+from app.reading import READING, USUAL, Reading
 from app.rooms import Answered, Guarded, Room, Rooms
-from app.stacks import Loading, Stacks
+from app.stacks import Stacks
 from app.writer import Update, Writer
 from engine.backends.base import Backend
 from engine.chat import Chat
 from engine.costs import CostCurve
 from engine.drafters.base import Drafter
 from engine.drafters.context import ContextTier
-from engine.errors import PromptError, StorageError, StrataError
+from engine.errors import PromptError, StorageError
 from engine.methods import Databases, Method, drafters_of
-from engine.settings import Generation, Sampling
+from engine.settings import Generation, Runtime, Sampling
 from engine.types import Message, Prefill
 from storage.contexts import ContextStore
 from storage.conversations import Conversations
@@ -56,31 +54,90 @@ UNTITLED = "New conversation"
 
 
 class Session:
-    """See the module's docstring. `guests` means that others may come in: they only chat."""
+    """See the module's docstring. `guests` means that others may come in: they only chat.
+
+    `folders` are where statistics files lie, one per tokenizer.
+    """
 
     def __init__(
         self,
         backend: Backend,
         database: Database,
-        statistics: StatisticsTable | None = None,
         guests: bool = False,
-        model: ModelThread | None = None,
-        loading: Loading | None = None,
+        reading: Reading = READING,
+        folders: Sequence[Path] = (),
     ) -> None:
-        self.backend, self.database, self.statistics = backend, database, statistics
-        self.guests = guests
-        self.chat = Chat(backend)
-        self.model = model or ModelThread()
-        self.stacks = Stacks(backend, database, self.model, statistics, loading)
+        self.database, self.guests, self.folders = database, guests, folders
+        self.model = ModelThread()
         self.rooms = Rooms()
-        self.pasts = Pasts(database, backend.info.fingerprint, self.keep)
-        self.costs = Costs(backend, database)
         self.stops: dict[tuple[str, str], threading.Event] = {}
         self.notices: dict[str, list[str]] = {}
-        self.plain = UNMEASURED
         self.answering: set[tuple[str, str]] = set()
         self.viewing: dict[str, str | None] = {}
         self.views: dict[str, str] = {}
+        self.loaded = self.dressed(backend)
+        self.stacks = Stacks(self.loaded, database, self.model, reading)
+        self.models = Models(self, reading)
+
+    # the model
+
+    def dressed(
+        self,
+        backend: Backend,
+        source: str = "",
+        runtime: Runtime = USUAL,
+        report: Callable[[str], None] = lambda problem: None,
+    ) -> Loaded:
+        """A backend with all that it takes to chat with it; `report` is told what is damaged."""
+        info = backend.info
+        return Loaded(
+            backend,
+            Chat(backend),
+            Costs(backend, self.database),
+            Pasts(self.database, info.fingerprint, self.keep),
+            open_table(info.tokenizer_fingerprint, self.folders, report),
+            source,
+            runtime,
+        )
+
+    def swap(self, loaded: Loaded) -> None:
+        """Let another model take the place of the loaded one, on the model's thread.
+
+        Conversations stay. What was opened or loaded for the old model goes with it.
+        """
+        self.loaded = loaded
+        self.stacks.aim(loaded)
+        self.rooms.clear()
+
+    @property
+    def backend(self) -> Backend:
+        """The loaded model."""
+        return self.loaded.backend
+
+    @property
+    def chat(self) -> Chat:
+        """The loaded model in conversation."""
+        return self.loaded.chat
+
+    @property
+    def costs(self) -> Costs:
+        """What its forwards cost."""
+        return self.loaded.costs
+
+    @property
+    def pasts(self) -> Pasts:
+        """What it said to each owner."""
+        return self.loaded.pasts
+
+    @property
+    def statistics(self) -> StatisticsTable | None:
+        """The statistics for its tokenizer."""
+        return self.loaded.statistics
+
+    @property
+    def plain(self) -> PlainSpeed:
+        """How fast it decodes without drafts."""
+        return self.loaded.plain
 
     # who, and what went wrong
 
@@ -171,7 +228,8 @@ class Session:
 
         Closing the iterator early keeps what was emitted.
         """
-        return self.model.stream(self.decoded(owner, conversation_id, preferences))
+        flag = self.flag(owner, conversation_id)
+        return self.model.stream(self.decoded(owner, conversation_id, preferences), flag.set)
 
     def decoded(
         self, owner: str, conversation_id: str, preferences: Preferences
@@ -281,83 +339,26 @@ class Session:
 
     # measuring
 
-    def measure(self) -> float:
-        """Plain tokens per second of the loaded model, measured now with a short run."""
-        text = self.backend.render([Message("user", "Tell a story.")])
-        speed = self.model.run(lambda: plain_speed(self.backend, self.backend.tokenize(text)))
-        self.plain = PlainSpeed(speed, "at start")
-        return speed
-
-    def prepare(self, progress: Callable[[float], None] = lambda share: None) -> None:
-        """Know what forwards cost: as it was stored, else as it is measured now."""
-        try:
-            if self.costs.wanted and not self.costs.load():
-                self.measure_costs(progress)
-        except StrataError as error:
-            self.database.notices.append(str(error))
-
     def measure_costs(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Measure what forwards cost, in about two seconds, once nobody uses the model."""
         self.model.run(lambda: self.costs.measure(progress))
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof]:
         """Decode the last answer again without drafts, from the same prompt and seed."""
-        room = self.rooms.find(owner, conversation_id)
-        answered = room.answered if room else None
-        if answered is None:
-            raise PromptError(
-                "There is no answer of this session to prove. Send or regenerate one first."
-            )
         flag = self.flag(owner, conversation_id)
         flag.clear()
-        limit = max(1, len(answered.run.tokens))
-        generation = Generation(answered.generation.sampling, limit, answered.generation.stop)
-        plain = run(self.backend, answered.prompt, PLAIN, (), generation, flag.is_set)
-        for timed in self.model.stream(plain):
-            yield Proof(len(timed.tokens))
-        if flag.is_set():
-            raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
-        verdict_ = verdict(self.backend.detokenize, timed, answered.run)
-        self.plain = PlainSpeed(timed.metrics.tokens_per_second, "by the last proof")
-        fast, slow = per_token(answered.run), per_token(timed)
-        speedup = slow / fast if fast else None
-        done = (timed, answered.run, answered.same_text)
-        yield Proof(len(timed.tokens), verdict_, speedup, *done)
+        return self.model.stream(proved(self, owner, conversation_id, flag), flag.set)
 
     def compare(
         self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
     ) -> Iterator[Progress]:
         """Plain against accelerated on one prompt, each run with a fresh context tier."""
-        method, generation = preferences.chosen(), preferences.seeded()
         flag = self.flag(owner, "")
         flag.clear()
         messages = [Message("system", system.strip())] if system.strip() else []
-        prompt = self.chat.prompt([*messages, Message("user", text)], known=())
-        past = self.pasts.of(owner)
-        base = Databases(None, past.tier, self.statistics, past.calibration)
-
-        # What takes long to make is made once for all repeats; what is missing is told at once.
-        drafters_of(method, base, self.stacks.family_for(generation.sampling), generation.sampling)
-
-        def drafters() -> list[Drafter]:
-            return self.drafters(owner, method, base.for_measuring(), generation.sampling)
-
-        def costs() -> CostCurve | None:
-            return self.costs.copy_of(method)
-
-        pairs = compare(
-            self.backend, prompt, method, drafters, generation, repeats, flag.is_set, costs
-        )
-        progress = None
-        for progress in self.model.stream(pairs):
-            yield progress
-        if progress and progress.pairs:
-            speeds = [plain.metrics.tokens_per_second for plain, _ in progress.pairs]
-            self.plain = PlainSpeed(median(speeds), "in the last comparison")
-        for pair in progress.pairs if progress else ():
-            for timed in pair:
-                used = PLAIN if timed.method == PLAIN.name else method
-                self.save(owner, None, timed, generation, used, "compare")
+        messages.append(Message("user", text))
+        pairs = compared(self, owner, messages, preferences, repeats, flag)
+        return self.model.stream(pairs, flag.set)
 
     def save(
         self,

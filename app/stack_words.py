@@ -68,7 +68,7 @@ def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) 
     candidates = {candidate.source: candidate for candidate in offered}
     loaded = set(stacks.sources.values())
     needs = [c.need for s in ticked if s not in loaded and (c := candidates.get(s)) and c.need]
-    total, free = sum(need.total for need in needs), stacks.loading.free()
+    total, free = sum(need.total for need in needs), stacks.free()
     present = [c.need.total for s in loaded if (c := candidates.get(s)) and c.need]
     listed = [
         ("target", f"{info.name}, {millions(info.parameters)}"),

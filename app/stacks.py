@@ -6,17 +6,19 @@ only: nothing here can change a word of an answer.
 """
 
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from app import palette
 from app.families import Families
+from app.loaded import Loaded
 from app.model_thread import ModelThread
+from app.reading import Reading, free_name, name_of, settled
 from app.stack_trials import PROMPTS, TRIED, Trial, entries, prompts_of, trials
 from engine.backends.base import Backend
-from engine.backends.memory import Need, free_memory, memory_need
+from engine.backends.load import is_gguf
+from engine.backends.memory import Need
 from engine.costs import CostCurve
 from engine.errors import ModelError, SettingError, StrataError
 from engine.hsd.family import Family
@@ -26,35 +28,10 @@ from engine.methods import METHODS, Databases, Method, drafters_of
 from engine.settings import Drafting, Sampling
 from storage.database import Database
 from storage.profiles import ProfileStore
-from storage.statistics import StatisticsTable
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """How draft models are read, what they need, and what is free for them."""
-
-    load: Callable[[str], Backend]
-    need: Callable[[str], Need]
-    free: Callable[[], int]
-
-
-def loading_beside(target: Backend, device: str = "auto", dtype: str = "auto") -> Loading:
-    """Draft models go where the target is, and are read as it was."""
-    where = target.info.device
-
-    def load(source: str) -> Backend:
-        from engine.backends.load import load_transformers
-
-        return load_transformers(source, where if device == "auto" else device, dtype)
-
-    def need(source: str) -> Need:
-        from engine.backends.load import DEFAULT_CONTEXT
-
-        return memory_need(source, where, dtype, DEFAULT_CONTEXT)
-
-    return Loading(load, need, lambda: free_memory(where))
+Fetch = Callable[[str], None]
+ABSENT = "It is not on this machine yet, and is downloaded when it is loaded."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,36 +48,41 @@ class Stacks:
     """See the module's docstring. `families` is None while no draft model is loaded."""
 
     def __init__(
-        self,
-        target: Backend,
-        database: Database,
-        model: ModelThread,
-        statistics: StatisticsTable | None = None,
-        loading: Loading | None = None,
+        self, loaded: Loaded, database: Database, model: ModelThread, reading: Reading
     ) -> None:
-        self.target, self.model, self.statistics = target, model, statistics
+        self.model, self.reading = model, reading
         self.store = ProfileStore(database)
-        self.loading = loading or loading_beside(target)
         self.offered: list[str] = []
+        self.stopping = threading.Event()
+        self.aim(loaded)
+
+    def aim(self, loaded: Loaded) -> None:
+        """Draft for this target from now on, as no model does yet. Draft models run as it does."""
+        self.target, self.statistics = loaded.backend, loaded.statistics
+        self.source, self.runtime = loaded.source, loaded.runtime
+        self.drop()
+
+    def drop(self) -> None:
+        """Be without draft models, on the model's thread."""
+        self.families: Families | None = None
         self.sources: dict[str, str] = {}
         """The source of each loaded draft model by its name, the smallest first."""
-        self.families: Families | None = None
         self.spec = ""
         """The plan that was chosen for the chat, as text; "" is as planned."""
         self.trials: list[Trial] = []
-        self.stopping = threading.Event()
 
     # which models there are
 
     def offer(self, source: str) -> str:
-        """Put a folder or a hub id among the candidates; returns it as it is known from now on.
+        """Put a model among the candidates; returns its source as it is known from now on.
 
         Raises ModelError for what is no model.
         """
         source = settled(source)
         if not source:
-            raise ModelError("There is no model without a name. Give a folder or a hub id.")
-        self.loading.need(source)
+            raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
+        if self.reading.present(source) or not is_gguf(source):
+            self.need(source)
         if source not in self.offered:
             self.offered.append(source)
         return source
@@ -109,34 +91,55 @@ class Stacks:
         """All models on offer, with what each needs now: folders may go or change meanwhile."""
         found = []
         for source in dict.fromkeys([*self.offered, *self.sources.values()]):
+            need, problem = None, ABSENT
             try:
-                found.append(Candidate(source, Path(source).name, self.loading.need(source)))
+                if self.reading.present(source):
+                    need, problem = self.need(source), ""
             except StrataError as error:
-                found.append(Candidate(source, Path(source).name, None, str(error)))
+                problem = str(error)
+            found.append(Candidate(source, name_of(source), need, problem))
         return found
+
+    def need(self, source: str) -> Need:
+        """What a draft model takes beside the target. Raises ModelError for what is no model."""
+        return self.reading.need(source, self.runtime)
+
+    def free(self) -> int:
+        """Bytes that are free where the target is."""
+        made = not self.source
+        device = self.target.info.device
+        return self.reading.free(device if made else self.reading.device(self.source, self.runtime))
 
     # loading
 
-    def load(self, sources: Sequence[str]) -> None:
-        """Have just these draft models in memory.
+    def load(self, sources: Sequence[str], fetch: Fetch | None = None) -> None:
+        """Have just these draft models in memory; `fetch` downloads one that is not here yet.
 
         Raises ModelError, with nothing changed, for one that does not fit, cannot be read or does
-        not speak the target's tokens.
+        not speak the target's tokens, and Cancelled when `stop` ends a download.
         """
         wanted = list(dict.fromkeys(settled(source) for source in sources))
         if not wanted:
             raise ModelError("No draft model is chosen. Tick one at least, then load.")
+        for source in wanted:
+            if not self.reading.present(source):
+                (fetch or self.fetch)(source)
         self.check_memory([s for s in wanted if s not in self.sources.values()])
         self.model.run(lambda: self.read(wanted))
         self.offered += [source for source in wanted if source not in self.offered]
 
+    def fetch(self, source: str) -> None:
+        """Download what is missing of a model, unseen, until it is stopped."""
+        self.stopping.clear()
+        self.reading.download(source, lambda done, total: None, self.stopping.is_set)
+
     def check_memory(self, sources: Sequence[str]) -> None:
         """Raise ModelError unless these models fit into what is free."""
-        needs = [self.loading.need(source) for source in sources]
-        total, free = sum(need.total for need in needs), self.loading.free()
+        needs = [self.need(source) for source in sources]
+        total, free = sum(need.total for need in needs), self.free()
         if total > free:
             each = ", ".join(
-                f"{Path(source).name} {amount(need.total)}"
+                f"{name_of(source)} {amount(need.total)}"
                 for source, need in zip(sources, needs, strict=True)
             )
             raise ModelError(
@@ -155,7 +158,7 @@ class Stacks:
             name = present.get(source) or free_name(source, taken)
             taken.add(name)
             loaded = self.drafts.get(name)
-            drafts[name] = self.loading.load(source) if loaded is None else loaded
+            drafts[name] = self.reading.load(source, self.runtime) if loaded is None else loaded
             at[name] = source
         families = Families(Family(self.target, drafts), self.store)
         self.families, self.trials = families, []
@@ -165,21 +168,17 @@ class Stacks:
     def unload(self) -> None:
         """Free the draft models, once no answer is under way; they are not loaded again by
         themselves."""
-
-        def drop() -> None:
-            self.families, self.sources, self.spec, self.trials = None, {}, "", []
-
-        self.model.run(drop)
+        self.model.run(self.drop)
         self.store.unchoose(self.target.info.fingerprint)
 
-    def restore(self, sources: Sequence[str] = ()) -> list[str]:
+    def restore(self, sources: Sequence[str] = (), fetch: Fetch | None = None) -> list[str]:
         """Load the given models, else those chosen before; what went wrong, as notices."""
         try:
             chosen = self.store.chosen(self.target.info.fingerprint)
             wanted = sources or (chosen.sources if chosen else ())
             if not wanted:
                 return []
-            self.load(wanted)
+            self.load(wanted, fetch)
             if chosen and not sources:
                 self.spec = chosen.spec
         except StrataError as error:
@@ -240,7 +239,7 @@ class Stacks:
     # measuring
 
     def stop(self) -> None:
-        """End the profile or the measurement that is under way."""
+        """End the profile, the measurement or the download that is under way."""
         self.stopping.set()
 
     def profile(
@@ -250,6 +249,14 @@ class Stacks:
 
         Raises Cancelled when it is stopped; what was known before stays.
         """
+        self.stopping.clear()
+        running = self.profiled(sampling, texts, tokens)
+        return told_apart(self.model.stream(running, self.stop), "profile")
+
+    def profiled(
+        self, sampling: Sampling, texts: Sequence[str], tokens: int
+    ) -> Generator[float, None, None]:
+        """`profile`, on the model's thread."""
         self.loaded(sampling)
         families = self.families
         assert families is not None
@@ -263,8 +270,7 @@ class Stacks:
             tokens,
             self.stopping.is_set,
         )
-        self.stopping.clear()
-        yield from told_apart(self.model.stream(shares(profiler)), "profile")
+        yield from profiler.run()
         assert profiler.profile is not None
         self.trials = []
         families.add(profiler.profile)
@@ -280,28 +286,36 @@ class Stacks:
     ) -> Iterator[float]:
         """Let plain decoding, every single draft model and the best stacks answer a few prompts:
         yields the share that is done, and leaves the outcome in `trials`. Raises Cancelled."""
+        self.stopping.clear()
+        running = self.measured(sampling, drafting, chosen.strip(), costs, texts, tokens)
+        return told_apart(self.model.stream(running, self.stop), "measurement")
+
+    def measured(
+        self,
+        sampling: Sampling,
+        drafting: Drafting,
+        chosen: str,
+        costs: Callable[[Method], CostCurve | None],
+        texts: Sequence[str],
+        tokens: int,
+    ) -> Generator[float, None, None]:
+        """`measure`, on the model's thread."""
         family = self.loaded(sampling)
         running = trials(
             family,
             Databases(statistics=self.statistics),
-            entries(family, drafting, chosen.strip()),
+            entries(family, drafting, chosen),
             prompts_of(self.target, texts),
             sampling,
             costs,
             self.stopping.is_set,
             tokens,
         )
-        self.stopping.clear()
-        for found in told_apart(self.model.stream(running), "measurement"):
+        for found in running:
             if isinstance(found, list):
                 self.trials = found
             else:
                 yield found
-
-
-def shares(profiler: Profiler) -> Generator[float, None, None]:
-    """A profiler's run, as a generator that can be closed."""
-    yield from profiler.run()
 
 
 def told_apart(items: Iterator[T], what: str) -> Iterator[T]:
@@ -316,22 +330,6 @@ def told_apart(items: Iterator[T], what: str) -> Iterator[T]:
             f"The {what} failed ({error}). What was known before stays. Load fewer or smaller "
             "draft models if memory ran out."
         ) from error
-
-
-def settled(source: str) -> str:
-    """A folder's full path, so that one folder is one model; anything else as it was given."""
-    source = source.strip()
-    folder = Path(source).expanduser()
-    return str(folder.resolve()) if source and folder.is_dir() else source
-
-
-def free_name(source: str, taken: Collection[str]) -> str:
-    """What a model is called in plans: the last part of its source, which no other one has."""
-    base = Path(source).name.encode("utf-8", "replace").decode().strip() or "model"
-    name, number = base, 2
-    while name in taken:
-        name, number = f"{base}-{number}", number + 1
-    return name
 
 
 def amount(count: float) -> str:

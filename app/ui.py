@@ -11,7 +11,18 @@ import gradio as gr
 from app import palette
 from app.events import AT_ONCE
 from app.session import Session
-from app.tabs import chat, compare, conversations, databases, diagnostics, settings, stack
+from app.stack_words import millions
+from app.tabs import (
+    chat,
+    compare,
+    conversations,
+    databases,
+    diagnostics,
+    models,
+    screen,
+    settings,
+    stack,
+)
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
@@ -78,19 +89,19 @@ def css() -> str:
     return palette.variables() + (ASSETS / "style.css").read_text(encoding="utf-8")
 
 
-def header(session: Session, notices: Sequence[str], demonstration: bool) -> str:
+def header(session: Session, notices: Sequence[str]) -> str:
     """Logo, name, model, and what the user should know about it; all of it escaped."""
     info = session.backend.info
-    facts = [f"{info.parameters / 1e6:,.1f} M parameters"] if info.parameters else []
+    facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
     if session.plain.tokens_per_second:
         facts.append(f"plain {session.plain.tokens_per_second:,.0f} tok/s")
     logo = (ASSETS / "logo.svg").read_text(encoding="utf-8")
     notes = [info.note] if info.note else []
-    if demonstration:
+    if session.models.demonstration:
+        where = "" if session.guests else " Load one of your own in the Models tab."
         notes.append(
-            "Demonstration model: it writes fluent short English and knows next to nothing. "
-            "Start with --model to load one of your own."
+            "Demonstration model: it writes fluent short English and knows next to nothing." + where
         )
     lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     lines += "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices)
@@ -100,15 +111,16 @@ def header(session: Session, notices: Sequence[str], demonstration: bool) -> str
     )
 
 
-def build(session: Session, notices: Sequence[str] = (), demonstration: bool = False) -> gr.Blocks:
-    """All tabs, wired. Guests get no databases and no stack tab, so that the events of these do not
-    exist for them."""
+def build(session: Session, notices: Sequence[str] = ()) -> gr.Blocks:
+    """All tabs, wired. Guests get no models, no stack and no databases tab, so that the events of
+    these do not exist for them."""
     blocks = gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False)
     with blocks:
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
-        gr.HTML(header(session, notices, demonstration), elem_id="header", apply_default_css=False)
+        head = gr.HTML(header(session, notices), elem_id="header", apply_default_css=False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
+        drafts, choice = None, None
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.build()
@@ -120,30 +132,65 @@ def build(session: Session, notices: Sequence[str] = (), demonstration: bool = F
             if not session.guests:
                 with gr.Tab("Stack") as tab:
                     drafts = stack.build(tab, session)
+                with gr.Tab("Models") as tab:
+                    choice = models.build(tab, session)
                 with gr.Tab("Databases") as tab:
                     tiers = databases.build(tab)
             with gr.Tab("Settings"):
                 controls = settings.build(session)
-        refresh, open_, screen = conversations.wire(session, shelf, talk, controls, current, memory)
+        refresh, open_, showing = conversations.wire(
+            session, shelf, talk, controls, current, memory
+        )
         chat.wire(session, talk, controls, current, memory, refresh)
         compare.wire(session, pair, controls, memory)
         diagnostics.wire(session, runs, memory)
         keep = settings.wire(session, controls, current, memory)
-        if not session.guests:
+        follow = following(session, head, notices, talk, pair, runs, controls, drafts)
+        if drafts is not None and choice is not None:
             stack.wire(session, drafts, controls, pair.method, keep)
+            models.wire(session, choice, follow)
             databases.wire(session, tiers, current, memory)
-        opening = (open_, [shelf.list, memory], screen)
-        wire_page(session, blocks, memory, current, refresh, opening)
-        dropdowns = [controls.parts["method"], pair.method]
-        blocks.load(lambda: offered(session), None, dropdowns, **AT_ONCE)
+        opening = (open_, [shelf.list, memory], showing)
+        wire_page(session, blocks, memory, current, (follow, refresh, opening))
         blocks.load(None, js=RESTORE_THEME, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
     return blocks
 
 
-def offered(session: Session) -> tuple[Any, Any]:
-    """The methods of the models that are loaded by now, for a page that opens."""
-    return gr.update(choices=settings.methods(session)), gr.update(choices=compare.choices(session))
+def following(
+    session: Session,
+    head: gr.HTML,
+    notices: Sequence[str],
+    talk: screen.Parts,
+    pair: compare.Parts,
+    runs: diagnostics.Parts,
+    controls: settings.Controls,
+    drafts: stack.Parts | None,
+) -> tuple[Any, ...]:
+    """The event by which a page shows the model that is loaded now, if it shows another one."""
+    shown = gr.State("")
+
+    def follow(before: str, method: str, length: float | None, compared: str) -> dict[Any, Any]:
+        now = repr((session.models.source, session.models.runtime))
+        if now == before:
+            return {shown: gr.skip()}
+        offered = compare.choices(session)
+        other = compared if settings.usable(session, compared) else settings.USUAL_METHOD
+        return {
+            shown: now,
+            head: header(session, notices),
+            talk.box: gr.update(placeholder=chat.invitation(session.backend.info.name)),
+            pair.method: gr.update(choices=offered, value=other),
+            pair.verdict: gr.skip() if before else compare.idle(session),
+            **controls.follow(session, method, length),
+            **({runs.again: gr.update(visible=session.costs.wanted)} if runs.again else {}),
+            **(stack.follow(session, drafts) if drafts else {}),
+        }
+
+    inputs = [shown, controls.parts["method"], controls.parts["max_tokens"], pair.method]
+    outputs = [shown, head, talk.box, pair.method, pair.verdict, *controls.followers]
+    outputs += [runs.again] if runs.again else []
+    return follow, inputs, [*outputs, *(stack.followers(drafts) if drafts else ())]
 
 
 def wire_page(
@@ -151,10 +198,10 @@ def wire_page(
     blocks: gr.Blocks,
     memory: gr.BrowserState,
     current: gr.State,
-    refresh: tuple[Any, ...],
-    open_: tuple[Any, ...],
+    steps: Sequence[tuple[Any, ...]],
 ) -> None:
-    """A page that opens shows what its browser had open; one that closes is forgotten."""
+    """A page that opens takes these steps, one after the other, to show the loaded model and what
+    its browser had open; one that closes is forgotten."""
 
     def arrive(memory: dict[str, Any] | None) -> tuple[dict[str, Any], str | None]:
         remembered = dict(memory or {})
@@ -165,7 +212,7 @@ def wire_page(
         session.viewing.pop(request.session_hash or "", None)
         session.views.pop(request.session_hash or "", None)
 
-    blocks.load(arrive, memory, [memory, current], **AT_ONCE).then(*refresh, **AT_ONCE).then(
-        *open_, **AT_ONCE
-    )
+    event = blocks.load(arrive, memory, [memory, current], **AT_ONCE)
+    for step in steps:
+        event = event.then(*step, **AT_ONCE)
     blocks.unload(leave)

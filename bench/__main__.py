@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import ablation, inflate, lookup, overhead, replay, speed, stack
+from bench import ablation, inflate, lookup, overhead, replay, speed, stack, to_gguf
 from engine.errors import StrataError
 
 COMMANDS = {
@@ -15,6 +15,7 @@ COMMANDS = {
     "lookup": lookup,
     "stack": stack,
     "overhead": overhead,
+    "to-gguf": to_gguf,
 }
 
 

@@ -79,6 +79,7 @@ def tour(page: Page, address: str) -> None:
         page.wait_for_timeout(3000)
         page.screenshot(path=IMAGES / f"{name.lower()}-light.png", full_page=True)
     stack(page)
+    models(page)
 
 
 def stack(page: Page) -> None:
@@ -106,6 +107,30 @@ def stack(page: Page) -> None:
     send(page, LAST)
     page.wait_for_timeout(1500)
     page.screenshot(path=IMAGES / "stack-chat-light.png")
+
+
+def models(page: Page) -> None:
+    """The demonstration model as a GGUF file in the place of the folder; by day and by night."""
+    open_models(page)
+    page.locator("#models-choice label", has_text="llama.cpp").click()
+    expect(page.get_by_text("Cache type", exact=True)).to_be_visible()
+    page.click("#models-load")
+    expect(page.locator("#models-status")).to_contain_text("is loaded", timeout=PATIENCE)
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(1500)
+    page.screenshot(path=IMAGES / "models-light.png", full_page=True)
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    page.wait_for_timeout(3000)
+    open_models(page)
+    page.screenshot(path=IMAGES / "models-dark.png", full_page=True)
+
+
+def open_models(page: Page) -> None:
+    """Show the Models tab with all that it reads from disk."""
+    page.get_by_role("tab", name="Models").click()
+    expect(page.locator("#models-need")).to_contain_text("free on", timeout=PATIENCE)
+    page.wait_for_timeout(1500)
 
 
 def send(page: Page, message: str) -> None:

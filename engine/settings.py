@@ -29,7 +29,8 @@ def check_range(owner: object, item: Field[Any]) -> None:
     if not numeric or not low <= value <= high or (wants is int and value != int(value)):
         kind = "a whole number" if wants is int else "a number"
         raise SettingError(
-            f"{item.metadata['label']} cannot be {value!r}. Give {kind} from {low:g} to {high:g}."
+            f"{item.metadata['label']} cannot be {value!r}. "
+            f"Give {kind} from {low:.12g} to {high:.12g}."
         )
     object.__setattr__(owner, item.name, wants(value))
 

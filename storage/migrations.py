@@ -164,6 +164,18 @@ CREATE TABLE stacks (
 ALTER TABLE steps ADD COLUMN levels TEXT NOT NULL DEFAULT '{}';
 """,
     ),
+    (
+        "0007-sources",
+        """
+CREATE TABLE sources (
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN ('model', 'folder')),
+    name BLOB NOT NULL,
+    runtime TEXT NOT NULL,
+    UNIQUE (kind, name)
+);
+""",
+    ),
 )
 
 

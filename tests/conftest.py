@@ -1,11 +1,14 @@
-"""Shared fixtures: a database in memory, the toy backend, the embedded model (mark `model`)."""
+"""Shared fixtures: a database in memory, the toy backend, the embedded model (mark `model`), the
+same as GGUF files (mark `gguf`)."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.backends.toy import ToyBackend
+from engine.settings import Runtime
 from storage.database import Database
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,4 +48,47 @@ def embedded_drafts(embedded):
     return {
         name: load_transformers(str(EMBEDDED.parent / name), dtype="float32", device="cpu")
         for name in ("small", "mid")
+    }
+
+
+@pytest.fixture(scope="session")
+def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The embedded family in files of three types: "target-F16", "small-F32", "mid-Q8_0", ...
+
+    Tests that use it, or what follows, carry the mark `gguf`.
+    """
+    import llama_cpp
+
+    import engine.backends.gguf  # noqa: F401  from here on the library does not print
+
+    folder, files = tmp_path_factory.mktemp("gguf"), dict[str, Path]()
+    kinds = {"F32": llama_cpp.LLAMA_FTYPE_ALL_F32, "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
+    for name in ("target", "mid", "small"):
+        source = files[f"{name}-F16"] = EMBEDDED.parent / f"{name}.gguf"
+        for kind, number in kinds.items():
+            path = files[f"{name}-{kind}"] = folder / f"{name}-{kind}.gguf"
+            parameters = llama_cpp.llama_model_quantize_default_params()
+            parameters.ftype, parameters.nthread = number, 1
+            failed = llama_cpp.llama_model_quantize(
+                os.fsencode(source), os.fsencode(path), parameters
+            )
+            assert not failed, path
+    return files
+
+
+@pytest.fixture(scope="session")
+def gguf_target(gguf_files):
+    """The embedded target in float32 behind llama.cpp, on one thread, loaded once."""
+    from engine.backends.load import load
+
+    return load(str(gguf_files["target-F32"]), Runtime(threads=1))
+
+
+@pytest.fixture(scope="session")
+def gguf_drafts(gguf_files):
+    """The draft models beside it, by name, the smallest first."""
+    from engine.backends.load import load
+
+    return {
+        name: load(str(gguf_files[f"{name}-F32"]), Runtime(threads=1)) for name in ("small", "mid")
     }

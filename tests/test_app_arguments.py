@@ -1,8 +1,11 @@
 """The command line: defaults that keep to this machine, passwords that nobody has to remember."""
 
+from dataclasses import fields
+
 import pytest
 
 from app.arguments import EMBEDDED, Gate, is_local, parse
+from engine.settings import Runtime
 
 
 def test_the_defaults_stay_on_this_machine() -> None:
@@ -10,12 +13,38 @@ def test_the_defaults_stay_on_this_machine() -> None:
     assert options.host == "127.0.0.1" and options.model == str(EMBEDDED)
     assert not options.public and options.password is None and options.browser
     assert options.port is None and options.data_dir is None
-    assert (options.device, options.dtype) == ("auto", "auto")
+    assert options.runtime == Runtime()
 
 
-def test_device_and_number_format_are_passed_on() -> None:
-    options = parse(["--device", "cuda:1", "--dtype", "bfloat16"])
-    assert (options.device, options.dtype) == ("cuda:1", "bfloat16")
+def test_every_setting_of_the_runtime_is_an_option() -> None:
+    given = {
+        "context": ("context_length", 1024),
+        "threads": ("threads", 4),
+        "device": ("device", "cuda:1"),
+        "dtype": ("dtype", "bfloat16"),
+        "gpu-layers": ("gpu_layers", -1),
+        "batch-size": ("batch_size", 64),
+        "flash-attention": ("flash_attention", "on"),
+        "cache-type": ("cache_type", "q8_0"),
+    }
+    assert {name for name, _ in given.values()} == {item.name for item in fields(Runtime)}
+    arguments = [word for flag, (_, value) in given.items() for word in (f"--{flag}", str(value))]
+    assert parse(arguments).runtime == Runtime(**dict(given.values()))
+    for flag, (name, value) in given.items():
+        assert parse([f"--{flag}", str(value)]).runtime == Runtime(**{name: value})
+
+
+def test_the_help_says_what_settings_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for item in fields(Runtime):
+        assert item.metadata["help"].rstrip(".") in said
+
+
+@pytest.mark.parametrize("source", ["a/model.gguf", "owner/name", "owner/name:file.gguf", "~/m"])
+def test_a_model_may_be_named_in_every_way(source: str) -> None:
+    assert parse(["--model", source]).model == source
 
 
 def test_draft_models_are_separated_by_commas() -> None:
@@ -45,6 +74,13 @@ def test_a_given_password_is_used() -> None:
         (["--auth", ""], "USER:PASSWORD"),
         (["--port", "http"], "'http' is not a port"),
         (["--port", "70000"], "from 0 to 65535"),
+        (["--threads", "-1"], "Threads cannot be -1. Give a whole number from 0 to 512."),
+        (["--threads", "many"], "--threads"),
+        (["--context", "63"], "Context length cannot be 63"),
+        (["--batch-size", "9999999"], "Batch size cannot be 9999999"),
+        (["--gpu-layers", "-2"], "GPU layers cannot be -2"),
+        (["--flash-attention", "maybe"], "Choose from: auto, on, off."),
+        (["--cache-type", "q1"], "Cache type cannot be 'q1'"),
         (["--colour"], "--colour"),
     ],
 )
@@ -53,7 +89,8 @@ def test_nonsense_is_refused_with_its_value(
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(arguments)
-    assert stop.value.code == 2 and words in capsys.readouterr().err
+    *_, last = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and words in last
 
 
 def test_local_addresses() -> None:

@@ -3,15 +3,17 @@
 import gzip
 import json
 import lzma
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.build_statistics import documents_of, main, text_of, tokenized
+from app.reading import Reading
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
+from engine.settings import Runtime
 from storage.statistics import SUFFIX, StatisticsTable
 from tests.conftest import EMBEDDED
 
@@ -139,6 +141,44 @@ def test_the_command_builds_a_file_that_drafts(
         found = table.look_up(tokens[at - 3 : at])
         assert found is not None and list(found.counts) == [tokens[at]]
     table.close()
+
+
+@pytest.mark.gguf
+@pytest.mark.model
+def test_a_file_and_a_folder_of_one_tokenizer_share_their_statistics(
+    texts: Path, tmp_path: Path
+) -> None:
+    contents = []
+    for name, source in (("folder", EMBEDDED), ("file", EMBEDDED.with_suffix(".gguf"))):
+        assert main([str(texts), "--model", str(source), "--data-dir", str(tmp_path / name)]) == 0
+        (made,) = (tmp_path / name / "statistics").iterdir()
+        contents.append((made.name, made.read_bytes()))
+    assert contents[0] == contents[1]
+
+
+def test_a_model_that_is_not_here_is_downloaded_first(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def download(
+        source: str, progress: Callable[[int, int], None], cancelled: Callable[[], bool]
+    ) -> str:
+        progress(5, 10)
+        progress(10, 10)
+        done.append("download " * (not cancelled()) + source)
+        return source
+
+    def load(source: str, runtime: Runtime) -> ToyBackend:
+        done.append(f"load {source}")
+        return ToyBackend()
+
+    reading = Reading(load=load, present=lambda source: False, download=download)
+    monkeypatch.setattr("app.build_statistics.READING", reading)
+    out = tmp_path / "a.db"
+    assert main([str(texts), "--model", "owner/name:file.gguf", "--out", str(out)]) == 0
+    assert done == ["download owner/name:file.gguf", "load owner/name:file.gguf"]
+    assert out.is_file()
 
 
 @pytest.mark.model

@@ -117,12 +117,14 @@ def test_a_model_on_the_hub_is_known_by_its_headers(
 ) -> None:
     import huggingface_hub
 
+    from engine.backends import hub
+
     (folder / "model.safetensors").unlink()
     config = str(folder / "config.json")
     tensor = SimpleNamespace(dtype="BF16", shape=[3, 4])
     file = SimpleNamespace(tensors={"a": tensor, "b": tensor})
     found = SimpleNamespace(files_metadata={"model.safetensors": file})
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: config)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: config)
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", lambda _: found)
     assert memory_need("some/model", "cuda", "auto", 8).weights == 48
 
@@ -132,8 +134,8 @@ def test_a_model_on_the_hub_is_known_by_its_headers(
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", refuse)
     with pytest.raises(ModelError, match=r"no weights \(no network\)"):
         memory_need("some/model", "cuda", "auto", 8)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
     with pytest.raises(ModelError, match="cannot be found"):
         memory_need("some/model", "cuda", "auto", 8)
 

@@ -419,7 +419,7 @@ def test_a_comparison_can_be_stopped(session: Session) -> None:
 
 
 def test_plain_speed_is_measured(session: Session) -> None:
-    assert session.measure() == session.plain.tokens_per_second > 0
+    assert session.loaded.measure() == session.plain.tokens_per_second > 0
 
 
 def test_unknown_settings_are_refused(session: Session) -> None:

@@ -46,14 +46,14 @@ def ask(session: Session, method: str = "hd", drafting: Drafting = METHODS["hd"]
 
 def test_costs_are_measured_once_and_loaded_from_then_on(session: Session, db: Database) -> None:
     shares: list[float] = []
-    session.prepare(shares.append)
+    session.loaded.prepare(shares.append)
     assert shares == sorted(shares) and 0 < shares[-1] <= 1
     kept = stored(db)
     assert kept is not None and session.costs.curve is not None
     assert kept.points == session.costs.curve.points and kept.measured == session.costs.measured
     toy = ToyBackend()
     later = Session(toy, db)
-    later.prepare(shares.clear)  # type: ignore[arg-type]
+    later.loaded.prepare(shares.clear)  # type: ignore[arg-type]
     assert toy.forwards == 0 and shares
     assert later.costs.curve is not None and later.costs.curve.points == kept.points
     assert later.costs.measured == kept.measured
@@ -65,30 +65,30 @@ def test_costs_are_measured_once_and_loaded_from_then_on(session: Session, db: D
 def test_a_curve_that_cannot_be_used_is_measured_again(
     session: Session, db: Database, points: str
 ) -> None:
-    session.prepare()
+    session.loaded.prepare()
     with db.write() as handle:
         handle.execute("UPDATE costs SET points = ?", [points])
     toy = ToyBackend()
     later = Session(toy, db)
-    later.prepare()
+    later.loaded.prepare()
     assert toy.forwards > 0 and later.costs.curve is not None
     kept = stored(db)
     assert kept is not None and kept.points == later.costs.curve.points
 
 
 def test_another_device_or_number_format_is_measured_for_itself(db: Database) -> None:
-    Session(ToyBackend(), db).prepare()
+    Session(ToyBackend(), db).loaded.prepare()
     for change in ({"device": "cuda:0"}, {"dtype": "bfloat16"}, {"threads": 3}, {"kind": "other"}):
         toy = ToyBackend()
         toy.info = replace(toy.info, **change)
-        Session(toy, db).prepare()
+        Session(toy, db).loaded.prepare()
         assert toy.forwards > 0
 
 
 def test_a_model_that_decodes_plainly_is_not_measured(db: Database, toy: ToyBackend) -> None:
     toy.info = replace(toy.info, can_tree=False)
     session = Session(toy, db)
-    session.prepare()
+    session.loaded.prepare()
     assert toy.forwards == 0 and session.costs.curve is None
     assert ask(session)
 
@@ -101,8 +101,7 @@ def test_a_store_that_fails_costs_memory_not_the_start(
         raise StorageError("The disk is full.")
 
     monkeypatch.setattr(CostStore, method, full)
-    session.prepare()
-    assert db.notices == ["The disk is full."]
+    assert session.loaded.prepare() == ["The disk is full."]
     assert (session.costs.curve is None) == (method == "load")
     assert ask(session)
 
@@ -114,8 +113,7 @@ def test_a_model_that_fails_while_it_is_measured_can_still_be_asked(
         raise MemoryError("no room for 64 rows")
 
     monkeypatch.setattr("app.costs.measure_costs", fail)
-    session.prepare()
-    (notice,) = db.notices
+    (notice,) = session.loaded.prepare()
     assert "no room for 64 rows" in notice and "Tree nodes" in notice
     assert session.costs.curve is None and stored(db) is None and ask(session)
 
@@ -123,7 +121,7 @@ def test_a_model_that_fails_while_it_is_measured_can_still_be_asked(
 def test_an_answer_corrects_the_curve_and_stores_it_once(
     session: Session, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session.prepare()
+    session.loaded.prepare()
     before, saves = stored(db), []
     save = CostStore.save
 
@@ -146,7 +144,7 @@ def test_an_answer_corrects_the_curve_and_stores_it_once(
 def test_methods_with_a_budget_of_their_own_leave_the_curve_alone(
     session: Session, db: Database, method: str
 ) -> None:
-    session.prepare()
+    session.loaded.prepare()
     before = stored(db)
     ask(session, method)
     assert stored(db) == before
@@ -159,7 +157,7 @@ def test_methods_with_a_budget_of_their_own_leave_the_curve_alone(
 def test_a_comparison_leaves_the_curve_as_it_was(
     session: Session, db: Database, method: str
 ) -> None:
-    session.prepare()
+    session.loaded.prepare()
     assert session.costs.curve is not None
     before, points = stored(db), session.costs.curve.points
     if method != "plain":

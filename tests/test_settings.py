@@ -36,7 +36,7 @@ def test_anything_else_is_refused_with_the_value_and_the_range(
         kind(**{item.name: value})
     text = str(caught.value)
     assert item.metadata["label"] in text and repr(value) in text
-    assert f"{item.metadata['low']:g} to {item.metadata['high']:g}" in text
+    assert f"{item.metadata['low']:.12g} to {item.metadata['high']:.12g}" in text
 
 
 @pytest.mark.parametrize("name", ["top_k", "seed"])

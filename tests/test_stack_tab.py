@@ -228,7 +228,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
-    session = Session(toy, db, loading=shelf.loading())
+    session = Session(toy, db, reading=shelf.reading())
     session.stacks.offered += shelf.sources("mid", "small")
     return session
 
@@ -317,6 +317,21 @@ def test_bad_input_is_told_and_changes_nothing(
     given[1 + list(handlers.controls.parts).index("rule")] = "luck"
     assert handlers.refresh(ticked, "", *given).keys() == {parts.status}
     assert "luck" in warned[6]
+
+
+def test_the_page_is_told_of_ticks_only_where_they_change(
+    handlers: stack.Handlers, shelf: Shelf, warned: list[str]
+) -> None:
+    parts, given = handlers.parts, values(handlers)
+    ticked = shelf.sources("mid", "small")
+    assert "value" not in handlers.refresh(ticked, "", *given)[parts.ticked]
+    gone = str(shelf.root / "of another model")
+    shown = handlers.refresh([*ticked, gone], "", *given)[parts.ticked]
+    assert shown["value"] == ticked
+    for before in ([], ticked):
+        added = handlers.add(str(shelf.root / "large"), before)[parts.ticked]
+        assert set(added["value"]) == {*before, *shelf.sources("large")}
+    assert warned == []
 
 
 def test_a_stopped_profile_is_no_alarm(

@@ -13,9 +13,10 @@ import pytest
 from app import palette
 from app.families import LATEST, sampler_of, sampler_words
 from app.preferences import Preferences
+from app.reading import Reading, free_name
 from app.session import Session
 from app.stack_trials import Trial
-from app.stacks import Candidate, Loading, Stacks, amount, free_name
+from app.stacks import Candidate, Stacks, amount
 from app.writer import Update
 from engine import costs as engine_costs
 from engine.backends.base import Backend
@@ -80,8 +81,13 @@ class Shelf:
             toy.info = replace(toy.info, tokenizer_fingerprint="x", tokenizer_type="BPE")
         return toy
 
-    def loading(self) -> Loading:
-        return Loading(self.load, self.need, lambda: self.free)
+    def reading(self) -> Reading:
+        return Reading(
+            load=lambda source, runtime: self.load(source),
+            need=lambda source, runtime: self.need(source),
+            device=lambda source, runtime: "cpu",
+            free=lambda device: self.free,
+        )
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
-    return Session(toy, db, loading=shelf.loading())
+    return Session(toy, db, reading=shelf.reading())
 
 
 @pytest.fixture
@@ -212,7 +218,7 @@ def test_a_profile_says_how_far_it_is_and_is_there_after_a_restart(
     known = stacks.loaded(SAMPLING).profiled()
     assert [model.name for model in known.models] == ["small", "mid", "toy"]
     assert known.sampling == sampler_of(SAMPLING) and known.target.databases is not None
-    later = Session(ToyBackend(), db, loading=shelf.loading()).stacks
+    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
     later.load(shelf.sources("small", "mid"))
     assert later.loaded(SAMPLING).profiled() == known
     later.load(shelf.sources("small"))
@@ -237,7 +243,7 @@ def test_a_profile_of_the_nearest_sampler_serves(
         0.8,
         0.8,
     ]
-    later = Session(ToyBackend(), db, loading=shelf.loading()).stacks
+    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
     later.load(shelf.sources("small", "mid"))
     assert used(later, 0.7) == 0.2, "the last one is there whatever the sampler is"
     assert used(later, 0.8) == 0.8, "an exact one is looked up"
@@ -249,7 +255,7 @@ def test_a_model_that_changed_is_not_served_its_old_profile(
 ) -> None:
     stacks.choose("", SAMPLING, Drafting(), False)
     shelf.put("mid", "trained further")
-    later = Session(ToyBackend(), db, loading=shelf.loading()).stacks
+    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
     (notice,) = later.restore()
     assert "never profiled in this form" in notice and list(later.drafts) == ["small", "mid"]
     assert later.loaded(SAMPLING).profile is None
@@ -272,7 +278,7 @@ def test_a_stored_profile_is_believed_only_if_it_is_of_these_models(
     else:
         stored = {"models": 7}
     ProfileStore(db).save(key, stored)
-    later = Session(ToyBackend(), db, loading=shelf.loading()).stacks
+    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
     later.load(shelf.sources("small", "mid"))
     assert later.families is not None and bool(later.families.known) == (damage == "names")
     for family in later.families.known.values():
@@ -360,15 +366,15 @@ def test_the_chosen_stack_is_loaded_again_at_the_next_start(
 ) -> None:
     assert stacks.choose("", SAMPLING, Drafting(), True) == "hd+hsd"
     assert stacks.choose(" small@3/mid@2 ", SAMPLING, Drafting(), False) == "hsd:small@3/mid@2"
-    later = Session(ToyBackend(), db, loading=shelf.loading()).stacks
+    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
     assert later.restore() == [] and list(later.drafts) == ["small", "mid"]
     assert later.spec == "small@3/mid@2"
     assert ("small alone", "single:small") in later.methods()
     assert "hd+hsd:small@3/mid@2" in dict(map(reversed, later.methods()))  # type: ignore[arg-type]
-    other = Session(ToyBackend(), db, loading=shelf.loading()).stacks
+    other = Session(ToyBackend(), db, reading=shelf.reading()).stacks
     assert other.restore(shelf.sources("large")) != [] and list(other.drafts) == ["large"]
     later.unload()
-    last = Session(ToyBackend(), db, loading=shelf.loading()).stacks
+    last = Session(ToyBackend(), db, reading=shelf.reading()).stacks
     assert last.restore() == [] and last.drafts == {}
 
 
@@ -377,7 +383,7 @@ def test_a_chosen_model_that_is_gone_is_a_notice(
 ) -> None:
     stacks.choose("", SAMPLING, Drafting(), False)
     (shelf.root / "mid").rename(shelf.root / "moved")
-    later = Session(ToyBackend(), db, loading=shelf.loading())
+    later = Session(ToyBackend(), db, reading=shelf.reading())
     (notice,) = later.stacks.restore()
     assert "mid" in notice and "does not exist" in notice and later.stacks.drafts == {}
     assert ask(later, preferences("hd"))[1].text

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import gradio as gr
 import pytest
@@ -13,16 +13,17 @@ from app import ui
 from app.comparison import Progress, Proof, Timed, Verdict
 from app.preferences import Preferences
 from app.session import Session
-from app.tabs import compare, diagnostics, settings
+from app.tabs import chat, compare, diagnostics, screen, settings, stack
 from app.verdicts import proof_line, title_of
 from engine.backends.toy import ToyBackend
 from engine.costs import CostCurve
 from engine.errors import SettingError
 from engine.methods import METHODS
-from engine.settings import BUDGETS, Drafting, Generation, Sampling
+from engine.settings import BUDGETS, Drafting, Generation, Runtime, Sampling
 from engine.types import RULES, Step, Token
 from storage.database import Database
 from storage.traces import Run
+from tests.conftest import EMBEDDED
 
 T = TypeVar("T")
 EVIL = "<img src=x onerror=alert(1)>"
@@ -47,7 +48,7 @@ def labels(blocks: gr.Blocks) -> set[str]:
     return {
         str(getattr(block, "value", None) or getattr(block, "label", ""))
         for block in blocks.blocks.values()
-        if isinstance(block, gr.Button | gr.Tab)
+        if isinstance(block, gr.Button | gr.Tab) and block.visible
     }
 
 
@@ -56,7 +57,8 @@ def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
         labels(made(lambda guests=guests: ui.build(Session(toy, db, guests=guests))))
         for guests in (False, True)
     )
-    hidden = {"Measure again", "Databases", "Stack", "Load", "Profile", "Use for chat"}
+    hidden = {"Measure again", "Databases", "Stack", "Load", "Profile", "Use for chat", "Models"}
+    hidden |= {"Add", "Download and load"}
     assert hidden <= mine and not hidden & theirs and "Diagnostics" in theirs
 
 
@@ -126,6 +128,78 @@ def test_verdicts_raise_no_false_alarm(
     verdict = Verdict(identical, 1, 0 if identical else 1, EVIL, EVIL)
     line = proof_line(Proof(1, verdict, 1.0, *pair, same_text))
     assert words in line and kind in line and "<img" not in line
+
+
+@dataclass
+class Parts:
+    """What shows the loaded model."""
+
+    head: gr.HTML
+    talk: screen.Parts
+    pair: compare.Parts
+    runs: diagnostics.Parts
+    controls: settings.Controls
+    drafts: stack.Parts
+
+
+@pytest.fixture
+def page(session: Session) -> tuple[Any, ...]:
+    """How a page follows the model, as function, inputs and outputs; and the page."""
+
+    def build() -> tuple[Any, ...]:
+        with gr.Blocks():
+            head, talk, pair = gr.HTML(), chat.build(session), compare.build(session)
+            controls = settings.build(session)
+            with gr.Tab("Stack") as tab:
+                drafts = stack.build(tab, session)
+            with gr.Tab("Diagnostics") as tab:
+                runs = diagnostics.build(tab, session)
+            event = ui.following(session, head, ["<b>"], talk, pair, runs, controls, drafts)
+        return *event, Parts(head, talk, pair, runs, controls, drafts)
+
+    return made(build)
+
+
+def test_a_page_follows_the_model_once(page: tuple[Any, ...], session: Session) -> None:
+    follow, inputs, outputs, parts = page
+    assert len(inputs) == 4
+    shown = follow("", "hd", 256, "hd")
+    assert shown.keys() <= set(outputs)
+    assert session.backend.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
+    assert shown[parts.runs.again]["visible"]
+    assert follow(shown[outputs[0]], "hd", 256, "hd").keys() == {outputs[0]}, "nothing changed"
+
+
+def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
+    page: tuple[Any, ...], session: Session
+) -> None:
+    follow, _, outputs, parts = page
+    before = follow("", "hd", 256, "hd")[outputs[0]]
+    toy = ToyBackend(name=EVIL)
+    sampling = Sampling(0.3, 40, 0.9, 0.05)
+    toy.info = replace(toy.info, sampling=sampling, context_length=100)
+    session.swap(session.dressed(toy, "/m/other", Runtime()))
+    session.stacks.offered = ["/m/small", "/m/mid"]
+    shown = follow(before, "hsd:small@4", 256, "single:small")
+    part = parts.controls.parts
+    found = [shown[part[name]] for name in ("temperature", "top_k", "top_p", "min_p")]
+    assert Sampling(*found) == sampling and part["seed"] not in shown
+    assert shown[part["max_tokens"]] == 100 and shown[part["method"]]["value"] == "hd"
+    assert shown[parts.pair.method]["value"] == "hd"
+    assert shown[parts.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
+    assert shown[parts.talk.box]["placeholder"] == f"Message {EVIL}"
+    assert "<img" not in shown[parts.head] and "context 100" in shown[parts.head]
+    kept = follow(before, "context", 60, "plain")
+    assert kept[part["method"]]["value"] == "context" and kept[part["max_tokens"]] == 60
+    assert follow(before, "hd", None, "hd")[part["max_tokens"]] == 100
+
+
+def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend) -> None:
+    assert "Demonstration" not in ui.header(session, ())
+    session.swap(session.dressed(toy, str(EMBEDDED), Runtime()))
+    assert "Demonstration" in ui.header(session, ()) and "Models tab" in ui.header(session, ())
+    session.guests = True
+    assert "Demonstration" in ui.header(session, ()) and "Models tab" not in ui.header(session, ())
 
 
 def test_methods_of_any_time_have_titles(session: Session) -> None:

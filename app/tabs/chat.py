@@ -68,6 +68,11 @@ def markdown_view() -> gr.Chatbot:
     )
 
 
+def invitation(name: str) -> str:
+    """What an empty composer says."""
+    return f"Message {name}"
+
+
 def composer(name: str) -> tuple[gr.Textbox, gr.Button, gr.Button]:
     """Where messages are written, with Send and, while an answer grows, Stop."""
     with gr.Row(elem_classes="composer"):
@@ -77,7 +82,7 @@ def composer(name: str) -> tuple[gr.Textbox, gr.Button, gr.Button]:
             lines=1,
             max_lines=8,
             scale=8,
-            placeholder=f"Message {name}",
+            placeholder=invitation(name),
             elem_id="box",
             autofocus=True,
         )

@@ -44,8 +44,14 @@ def build(tab: gr.Tab, session: Session) -> Parts:
     with gr.Row(elem_classes="costs"):
         costs = gr.HTML(measured(session), elem_id="costs", apply_default_css=False)
         again = None
-        if session.costs.wanted and not session.guests:
-            again = gr.Button("Measure again", size="sm", min_width=120, elem_id="measure")
+        if not session.guests:
+            again = gr.Button(
+                "Measure again",
+                size="sm",
+                min_width=120,
+                elem_id="measure",
+                visible=session.costs.wanted,
+            )
     table = gr.Dataframe(
         headers=HEADERS,
         datatype="str",

@@ -1,6 +1,6 @@
 """Settings: how the next answer is sampled and drafted. Ranges and words come from the engine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -9,7 +9,8 @@ import gradio as gr
 from app.events import AT_ONCE, owner_of, told
 from app.preferences import Preferences
 from app.session import Session
-from engine.methods import METHODS
+from engine.errors import StrataError
+from engine.methods import METHODS, method_named
 from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
 
@@ -21,6 +22,9 @@ PRESETS = {
 SLIDER_STEPS = 2_000
 """A range with more steps than this is typed, not dragged."""
 DEFAULT_TOKENS = 256
+USUAL_METHOD = "hd"
+FOLLOWING = (*(f.name for f in fields(Sampling) if f.name != "seed"), "max_tokens", "method")
+"""The settings that another model changes."""
 VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
 
 
@@ -76,6 +80,22 @@ class Controls:
         }
         return [system, *(values[name] for name in self.parts)]
 
+    @property
+    def followers(self) -> list[gr.components.Component]:
+        """What `follow` changes."""
+        return [self.parts[name] for name in FOLLOWING]
+
+    def follow(self, session: Session, method: str, length: float | None) -> dict[Any, Any]:
+        """What the loaded model decides: its makers' sampler, how long an answer can be, the
+        methods there are. `method` and `length` stay where it can do them."""
+        info = session.backend.info
+        values: dict[str, Any] = {f.name: getattr(info.sampling, f.name) for f in fields(Sampling)}
+        longest = info.context_length or DEFAULT_TOKENS
+        values["max_tokens"] = min(int(length or DEFAULT_TOKENS), longest)
+        chosen = method if usable(session, method) else USUAL_METHOD
+        values["method"] = gr.update(choices=methods(session), value=chosen)
+        return {self.parts[name]: values[name] for name in FOLLOWING}
+
 
 def number(default: Any, value: Any) -> Any:
     """A component's number with the setting's type, so that 3.0 is a whole number."""
@@ -85,14 +105,22 @@ def number(default: Any, value: Any) -> Any:
     return int(value) if whole else value
 
 
-def control(owner: type, name: str, value: Any = None) -> gr.components.Component:
-    """A slider, or a box for a wide range, made from a setting's declaration."""
+def control(
+    owner: type, name: str, value: Any = None, choices: Sequence[str] = ()
+) -> gr.components.Component:
+    """A slider, a box for a wide range, or a choice, made from a setting's declaration.
+
+    `choices` are for a text whose declaration leaves them open.
+    """
     item = next(f for f in fields(owner) if f.name == name)
     meta = item.metadata
     value = item.default if value is None and item.default is not MISSING else value
     words = {"label": meta["label"], "info": meta["help"], "value": value}
+    if "choices" in meta:
+        return gr.Radio(list(meta["choices"] or choices), **words)
     if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
-        return gr.Number(**words, precision=0, minimum=meta["low"])
+        # No minimum: it would refuse what is only half typed, in words that are not ours.
+        return gr.Number(**words, precision=0)
     return gr.Slider(meta["low"], meta["high"], step=meta["step"], **words)
 
 
@@ -138,6 +166,15 @@ def methods(session: Session) -> list[tuple[str, str]]:
     return [*named, *session.stacks.methods()]
 
 
+def usable(session: Session, method: str) -> bool:
+    """Whether a method that was chosen before can be followed with the models there are now."""
+    try:
+        session.stacks.check(method_named(method), session.backend.info.sampling)
+    except StrataError:
+        return False
+    return True
+
+
 def build_acceleration(session: Session, parts: dict[str, gr.components.Component]) -> None:
     """What drafts, how much, and when a draft is kept."""
     with gr.Column(elem_classes="card"):
@@ -147,7 +184,7 @@ def build_acceleration(session: Session, parts: dict[str, gr.components.Componen
         )
         parts["method"] = gr.Dropdown(
             methods(session),
-            value="hd",
+            value=USUAL_METHOD,
             label="Method",
             info="The settings below apply to hierarchy drafting and to single tiers. Draft models "
             "are loaded and profiled in the Stack tab; a plan can be typed, as hsd:small@8/mid@4.",

@@ -13,6 +13,7 @@ from app.events import AT_ONCE, ON_MODEL, told, warn
 from app.palette import DRAFT_SHADES, INK, PLAIN
 from app.plots import grid
 from app.preferences import Preferences
+from app.reading import name_of
 from app.session import Session
 from app.stack_trials import Entry, entries
 from app.tabs.compare import choices
@@ -107,7 +108,7 @@ def models_card(session: Session) -> tuple[Any, ...]:
         box = gr.Textbox(
             show_label=False,
             container=False,
-            placeholder="Folder or Hugging Face id",
+            placeholder="Folder, GGUF file or Hugging Face id",
             max_lines=1,
             scale=5,
             elem_id="stack-source",
@@ -118,6 +119,21 @@ def models_card(session: Session) -> tuple[Any, ...]:
         load = gr.Button("Load", size="sm", elem_id="stack-load")
         unload = gr.Button("Unload", size="sm", elem_id="stack-unload")
     return models, ticked, box, add, load, unload
+
+
+def followers(parts: Parts) -> list[Any]:
+    """What `follow` changes."""
+    return [parts.ticked, parts.spec]
+
+
+def follow(session: Session, parts: Parts) -> dict[Any, Any]:
+    """The draft models on offer for the loaded model, all ticked; what they need is told when the
+    tab opens."""
+    offered = session.stacks.offered
+    return {
+        parts.ticked: gr.update(choices=[(name_of(s), s) for s in offered], value=list(offered)),
+        parts.spec: session.stacks.spec,
+    }
 
 
 def drawn(
@@ -202,13 +218,23 @@ class Handlers:
             **dict(zip(parts.plots, figures, strict=True)),
         }
 
-    def candidates(self, ticked: Sequence[str]) -> dict[Any, Any]:
-        """The models on offer, which are read once, and what they need."""
+    def candidates(
+        self, ticked: Sequence[str], shown: Sequence[str] | None = None
+    ) -> dict[Any, Any]:
+        """The models on offer, which are read once, and what they need.
+
+        The page shows `shown` ticked, if these are others: it is told only what changes, so that a
+        tick which someone sets meanwhile stays.
+        """
         offered = self.stacks.candidates()
-        choices = [stack_words.choice(candidate) for candidate in offered]
+        update: dict[str, Any] = {"choices": [stack_words.choice(each) for each in offered]}
+        # A page that is older than the loaded model may have ticked what is gone.
+        kept = [each.source for each in offered if each.source in ticked]
+        if set(kept) != set(ticked if shown is None else shown):
+            update["value"] = kept
         return {
-            self.parts.models: stack_words.models(self.stacks, offered, ticked),
-            self.parts.ticked: gr.update(choices=choices, value=list(ticked)),
+            self.parts.models: stack_words.models(self.stacks, offered, kept),
+            self.parts.ticked: gr.update(**update),
         }
 
     def offers(self) -> dict[Any, Any]:
@@ -231,8 +257,8 @@ class Handlers:
     def add(self, source: str, ticked: Sequence[str]) -> dict[Any, Any]:
         """Offer another model."""
         with told():
-            ticked = list(dict.fromkeys([*ticked, self.stacks.offer(source)]))
-            return {self.parts.box: "", **self.candidates(ticked)}
+            wanted = list(dict.fromkeys([*ticked, self.stacks.offer(source)]))
+            return {self.parts.box: "", **self.candidates(wanted, ticked)}
         return {self.parts.box: gr.skip()}
 
     def load(self, ticked: Sequence[str], spec: str, *values: Any) -> Iterator[dict[Any, Any]]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from engine.backends.base import Backend, BackendInfo
 from engine.backends.scores import LogitScores
 from engine.decode import never
@@ -57,7 +59,7 @@ def check(
     if plain:
         raise ModelError(
             f"{info.name} cannot be used: decoding with its cache {plain}. "
-            "Choose a model of another architecture."
+            "Choose a model of another architecture; download this one again if it is damaged."
         )
     return info
 
@@ -71,7 +73,16 @@ def problem_of(gap: Callable[[], float], allowed: float, backend: Checkable) -> 
         return f"fails ({first_line(error).rstrip('.')})"
     finally:
         backend.reset()
+    if np.isnan(found):
+        return "gives no numbers"
     return "" if found <= allowed else f"is off by {found:.3g}"
+
+
+def difference(one: Floats, other: Floats) -> float:
+    """The largest difference of two rows of logits, nan where either holds one; tokens that a model
+    never says may be -inf in both."""
+    with np.errstate(invalid="ignore"):
+        return float(np.where(one == other, 0.0, abs(one - other)).max())
 
 
 def plain_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:
@@ -83,7 +94,7 @@ def plain_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> f
     backend.score(Tree(prompt[7]), Sampling())
     backend.accept([])
     found = backend.score(Tree(prompt[8]), Sampling()).row(0).copy()
-    return float(abs(found - alone(prompt)).max())
+    return difference(found, alone(prompt))
 
 
 def tree_gap(
@@ -104,9 +115,9 @@ def tree_gap(
     backend.accept(taken)
     follow = backend.score(Tree(11 % size), Sampling()).row(0).copy()
     backend.accept([])
-    gap = 0.0
+    gaps = []
     for row, path in enumerate([(), *paths]):
         chain = alone([*prompt, *(token % size for token in path)])
-        gap = max(gap, float(abs(chain - together[row]).max()))
+        gaps.append(difference(chain, together[row]))
     chain = alone([*prompt, *tree.path(taken[-1]), 11 % size])
-    return max(gap, float(abs(chain - follow).max()))
+    return float(np.max([*gaps, difference(chain, follow)]))

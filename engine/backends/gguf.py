@@ -5,6 +5,7 @@ Shared by the loader and by the probe, which tries the same in a process of its 
 
 import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ ATTENTION = {
 }
 EXACT = ("f32", "f16")
 """Numbers of the cache that attention can read without flash attention."""
+EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
 
 said: list[tuple[int, str]] = []
 """What the library said since `said` was last cleared: level and text."""
@@ -63,12 +65,12 @@ def opened(path: Path, runtime: Runtime, weights: bool = True) -> tuple[Any, Any
     if not weights:
         parameters.no_alloc = True
         parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
         raise Unusable(complaint() or "llama.cpp does not say why")
-    if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
+    if problem := unfit(model):
         llama_cpp.llama_model_free(model)
-        raise Unusable("it is no model that writes text from left to right")
+        raise Unusable(problem)
     context = llama_cpp.llama_init_from_model(model, context_parameters(model, runtime))
     if not context or not llama_cpp.llama_get_memory(context):
         if context:
@@ -78,16 +80,46 @@ def opened(path: Path, runtime: Runtime, weights: bool = True) -> tuple[Any, Any
     return model, context
 
 
+def unfit(model: Any) -> str:
+    """Why an opened model cannot chat, "" where it can."""
+    own = f"{metadata(model, 'general.architecture')}.attention."
+    ahead = metadata(model, f"{own}causal") == "false"
+    encodes = llama_cpp.llama_model_has_encoder(model)
+    if ahead or encodes or not llama_cpp.llama_model_has_decoder(model):
+        return "it is no model that writes text from left to right"
+    kind = llama_cpp.llama_vocab_type(llama_cpp.llama_model_get_vocab(model))
+    if kind == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        return "it has no vocabulary"
+    for name in EPSILONS:
+        value = metadata(model, own + name)
+        # With others the library would end the process, at the first forward only.
+        with suppress(ValueError):
+            if not float(value) >= 0:
+                return f"{own}{name} is {value}, not a number from 0"
+    return ""
+
+
+def numbers_of(runtime: Runtime) -> tuple[str, str]:
+    """The type of the cache's numbers and the use of flash attention, "auto" resolved where it is
+    ours to say."""
+    kind, attention = runtime.cache_type, runtime.flash_attention
+    if offloads(runtime):
+        return "f16" if kind == "auto" else kind, attention
+    # On the processor flash attention rounds to float16, and so differently for a token alone
+    # than for the same one in a tree; and it is slower over a tree. See docs/log.md.
+    kind = "f32" if kind == "auto" else kind
+    return kind, "off" if attention == "auto" and kind in EXACT else attention
+
+
+def exact(runtime: Runtime) -> bool:
+    """Whether all but the weights is computed in float32."""
+    return not offloads(runtime) and numbers_of(runtime) == ("f32", "off")
+
+
 def context_parameters(model: Any, runtime: Runtime) -> Any:
     """The context that trees need: one cache for all sequences, which can always roll back."""
     length = context_length(model, runtime)
-    kind = runtime.cache_type
-    attention = runtime.flash_attention
-    if not offloads(runtime):
-        # On the processor flash attention rounds to float16, and so differently for a token alone
-        # than for the same one in a tree; and it is slower over a tree. See docs/log.md.
-        kind = "f32" if kind == "auto" else kind
-        attention = "off" if attention == "auto" and kind in EXACT else attention
+    kind, attention = numbers_of(runtime)
     parameters = llama_cpp.llama_context_default_params()
     # Behind the context there is room for the largest tree.
     parameters.n_ctx = length + TREE_ROWS
@@ -99,7 +131,7 @@ def context_parameters(model: Any, runtime: Runtime) -> Any:
     parameters.swa_full = True
     parameters.n_threads = parameters.n_threads_batch = threads_of(runtime)
     parameters.flash_attn_type = ATTENTION[attention]
-    parameters.type_k = parameters.type_v = NUMBERS["f16" if kind == "auto" else kind]
+    parameters.type_k = parameters.type_v = NUMBERS[kind]
     return parameters
 
 
@@ -135,7 +167,8 @@ def threads_of(runtime: Runtime) -> int:
 
 def weights_type(model: Any) -> str:
     """How most of the weights are stored: "F32", "Q4_K_M", ..."""
-    wanted = llama_cpp.llama_model_ftype(model)
+    # The library guesses where the file does not say.
+    wanted = llama_cpp.llama_model_ftype(model) & ~llama_cpp.LLAMA_FTYPE_GUESSED
     for name, value in vars(llama_cpp).items():
         if name.startswith("LLAMA_FTYPE_") and value == wanted:
             return name.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")

@@ -12,8 +12,10 @@ Logits are read in place.
 """
 
 import ctypes
+import re
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import llama_cpp
@@ -31,20 +33,25 @@ from engine.types import Message
 
 NO_MEMORY, ABORTED = 1, 2
 """What llama_decode returns beside 0; all else is a fault."""
-
-
+LONGEST = 1 << 13
+"""Characters that the library gets at a time of a text without a space. Expressions that split one
+may call themselves once per character, and from 25,000 on the stack is full and the process ends.
+"""
+RUNS = re.compile(r"\S+|\s+")
 LISTS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 
 
 class Vocabulary:
     """The tokens of a GGUF file: `texts` as the file writes them, `pieces` as the bytes they add.
 
-    `texts` ends before what only pads the weights. `ends` are the tokens that end a turn.
+    `texts` ends before what only pads the weights. `ends` are the tokens that end a turn. `splits`
+    says whether texts are split by expressions before they are tokenized.
     """
 
     def __init__(self, model: Any) -> None:
         self.raw = llama_cpp.llama_model_get_vocab(model)
         self.size = llama_cpp.llama_vocab_n_tokens(self.raw)
+        self.splits = llama_cpp.llama_vocab_type(self.raw) == llama_cpp.LLAMA_VOCAB_TYPE_BPE
         self.pieces = [self.piece(token) for token in range(self.size)]
         texts = [self.text(token) for token in range(self.size)]
         used = self.size
@@ -78,16 +85,32 @@ class Vocabulary:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special tokens in it are read as such, none are added."""
-        data = text.encode("utf-8", "replace")
-        room = len(data) + 16
-        while True:
-            tokens = (llama_cpp.llama_token * room)()
-            found = llama_cpp.llama_tokenize(self.raw, data, len(data), tokens, room, False, True)
-            if found >= 0:
-                return tokens[:found]
-            if -found <= room:
-                raise PromptError(f"A text of {len(data):,} bytes is too long to be tokenized.")
-            room = -found
+        pieces = parts(text) if self.splits else [text]
+        return [token for piece in pieces for token in tokens_of(self.raw, piece)]
+
+
+def tokens_of(vocabulary: Any, text: str) -> list[int]:
+    """Token ids by a vocabulary of the library, of a text that is not too long for it."""
+    data = text.encode("utf-8", "replace")
+    room = len(data) + 16
+    while True:
+        tokens = (llama_cpp.llama_token * room)()
+        found = llama_cpp.llama_tokenize(vocabulary, data, len(data), tokens, room, False, True)
+        if found >= 0:
+            return tokens[:found]
+        if -found <= room:
+            raise PromptError(f"A text of {len(data):,} bytes is too long to be tokenized.")
+        room = -found
+
+
+def parts(text: str) -> list[str]:
+    """The text, cut where it goes on for too long without a space, or with nothing but spaces."""
+    if len(text) <= LONGEST:
+        return [text]
+    cuts = [0]
+    for run in RUNS.finditer(text):
+        cuts += range(run.start() + LONGEST, run.end(), LONGEST)
+    return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
 
 class Batch:
@@ -153,7 +176,9 @@ class LlamaCppBackend:
         rows: int,
     ) -> None:
         self.model, self.context, self.tokens = model, context, vocabulary
-        self.template, self.info, self.chunk = template, info, rows
+        self.template, self.info = template, info
+        # The library takes no more at a time than fits its cache, and ends the process otherwise.
+        self.chunk = min(rows, llama_cpp.llama_n_batch(context))
         self.memory = llama_cpp.llama_get_memory(context)
         self.cells = llama_cpp.llama_n_ctx(context)
         sequences = info.leaves or 1
@@ -214,7 +239,7 @@ class LlamaCppBackend:
                 chunk = wanted[start : start + self.chunk]
                 places, rows = range(start, start + len(chunk)), len(chunk)
                 self.batch.fill(chunk, places, [0] * rows, [1] * rows, wanted=False)
-                if not self.decode():
+                if not self.decode(cancelled):
                     self.keep(start)
                     break
                 self.cached += chunk
@@ -233,7 +258,7 @@ class LlamaCppBackend:
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         start, rows = len(self.cached), len(tree.tokens)
         # Our own promise to the library: it gets no more rows than there is room for.
-        assert rows <= self.batch.rows and start + rows <= self.cells, f"{rows} rows after {start}"
+        assert rows <= TREE_ROWS and start + rows <= self.cells, f"{rows} rows after {start}"
         places = [start + depth for depth in tree.depths]
         self.tree = tree
         self.leaves, self.counts = branches(tree)
@@ -254,12 +279,13 @@ class LlamaCppBackend:
         for leaf in range(1, self.counts[0]):
             number = self.order[leaf]
             llama_cpp.llama_memory_seq_cp(self.memory, main, number, self.held[number], length)
+            self.held[number] = length
 
-    def decode(self) -> bool:
-        """Run the batch; False when it was stopped. Raises ModelError for a failed forward."""
+    def decode(self, cancelled: Callable[[], bool] = never) -> bool:
+        """Run the batch; False when it was cancelled. Raises ModelError for a failed forward."""
         self.dirty = True
         code = llama_cpp.llama_decode(self.context, self.batch.raw)
-        if code in (0, ABORTED):
+        if code == 0 or (code == ABORTED and cancelled()):
             return bool(code == 0)
         self.reset()
         problem = "its cache is full" if code == NO_MEMORY else f"llama_decode returned {code}"

@@ -29,8 +29,10 @@ is SentencePiece with scores in place of merges; converted tokenizers of that ki
 SAMPLER = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 """Our settings, and what a file's header calls them where it recommends some."""
 TOLERANCE, EXACT = 0.5, 1e-3
-"""Largest logit difference the check allows, the second one for weights in float32; a wrong mask or
+"""Largest logit difference the check allows, the second one where all is float32; a wrong mask or
 position is off by whole units."""
+QUANTIZED = ("q8_0", "q4_0")
+"""Numbers of the cache that only flash attention reads."""
 
 Fill = Callable[[list[dict[str, str]]], str]
 
@@ -39,7 +41,7 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     """A LlamaCppBackend for a GGUF file. Raises ModelError; what else is loaded stays as it is."""
     need(source, runtime)
     from engine.backends.check import check
-    from engine.backends.gguf import Unusable, opened
+    from engine.backends.gguf import Unusable, exact, opened
     from engine.backends.llamacpp import LlamaCppBackend, Vocabulary, alone
 
     path = Path(source).expanduser()
@@ -51,9 +53,8 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     template, note = chat_template(model, vocabulary)
     info = describe(path, model, context, vocabulary, runtime)
     backend = LlamaCppBackend(model, context, vocabulary, template, info, runtime.batch_size)
-    backend.info = check(
-        backend, partial(alone, backend), EXACT if info.dtype == "F32" else TOLERANCE
-    )
+    allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
+    backend.info = check(backend, partial(alone, backend), allowed)
     if note:
         backend.info = replace(backend.info, note=f"{backend.info.note} {note}".strip())
     return backend
@@ -66,12 +67,19 @@ def need(source: str, runtime: Runtime) -> Need:
             f"The model {source!r} needs llama-cpp-python, which is not installed. Install it with "
             "`pip install llama-cpp-python`, or choose a folder with *.safetensors weights."
         )
-    path = Path(source).expanduser()
+    if runtime.flash_attention == "off" and runtime.cache_type in QUANTIZED:
+        raise ModelError(
+            f"A cache of {runtime.cache_type} numbers needs flash attention, which is off. Turn it "
+            "on, or choose another cache type."
+        )
     try:
+        path = Path(source).expanduser()
+        if not path.is_file():  # a pipe would be waited for
+            raise refusal(source, "there is no such file")
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
-    except OSError as error:
-        raise refusal(source, f"the file cannot be read ({error.strerror})") from error
+    except (OSError, RuntimeError) as error:
+        raise refusal(source, f"the file cannot be read ({first_line(error)})") from error
     if magic != MAGIC:
         problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
         raise refusal(source, problem)

@@ -26,6 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Largest logit difference the check allows; a wrong mask or position is off by whole units."""
 DEFAULT_CONTEXT = 8192
+USUAL_THREADS = torch.get_num_threads()
 NO_LIMIT = 1 << 60
 """The tokenizer's own limit would only print a warning; prompts are checked where they are used."""
 
@@ -41,13 +42,12 @@ def load_transformers(
 
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16" ("auto" is float32 on the CPU and the checkpoint's own elsewhere). The context is the
-    model's own, at most `context_length`. `threads` of torch, 0 leaves them as they are; they are
-    those of all models. Raises ModelError.
+    model's own, at most `context_length`. `threads` of torch, 0 for as many as it began with;
+    they are those of all models. Raises ModelError.
     """
     if source.startswith("~"):
         source = str(Path(source).expanduser())
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     if looks_like_path(source) and not (Path(source) / "config.json").is_file():

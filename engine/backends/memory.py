@@ -177,5 +177,6 @@ def free_memory(device: str) -> int:
     if device.startswith("cuda"):
         import torch
 
+        torch.cuda.empty_cache()  # what a model left behind is torch's still, and free
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     return int(psutil.virtual_memory().available)

@@ -17,6 +17,10 @@ from engine.settings import Runtime
 SIZE = re.compile(r"(?::|compute buffer|output buffer) size = +([0-9.]+) MiB")
 """What the library logs of its caches, its buffer for computing and that for logits."""
 SECONDS = 60.0
+RAISED = 1
+"""How a process of Python ends over an exception. Where the library ends it, the status differs."""
+EVERY = "".join(map(chr, (*range(0x800), *range(0x800, 0x110000, 0x800))))
+"""A text of all bytes that UTF-8 has."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,15 +36,21 @@ class Probe:
 
 def probe(path: Path, runtime: Runtime) -> Probe:
     """What the process found. One that the library ended is a problem as well."""
-    words = [sys.executable, "-m", "engine.backends.probe", str(path), json.dumps(asdict(runtime))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GGML_NO_BACKTRACE": "1"}
+    module, settings = "engine.backends.probe", json.dumps(asdict(runtime))
+    words = [sys.executable, "-P", "-m", module, str(path), settings]
+    places = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": places, "GGML_NO_BACKTRACE": "1"}
     try:
         ended = subprocess.run(
             words, env=environment, capture_output=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return Probe(f"llama.cpp was not done with its header after {SECONDS:.0f} s")
-    lines = ended.stdout.decode("utf-8", "replace").splitlines()
+    lines, errors = (
+        text.decode("utf-8", "replace").splitlines() for text in (ended.stdout, ended.stderr)
+    )
+    if ended.returncode == RAISED and errors:
+        return Probe(f"llama.cpp cannot be run here ({errors[-1]})")
     if ended.returncode or not lines:
         return Probe("its header is damaged; llama.cpp gave up over it")
     return Probe(**json.loads(lines[-1]))
@@ -51,11 +61,14 @@ def found(path: Path, runtime: Runtime) -> Probe:
     import llama_cpp
 
     from engine.backends.gguf import Unusable, opened, said
+    from engine.backends.llamacpp import tokens_of
 
     try:
         model, _ = opened(path, runtime, weights=False)
     except Unusable as problem:
         return Probe(str(problem))
+    # Some vocabularies lack what only a text calls for.
+    tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
     sizes = [float(size) for _, text in said for size in SIZE.findall(text)]
     return Probe(
         parameters=llama_cpp.llama_model_n_params(model),

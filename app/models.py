@@ -1,0 +1,377 @@
+"""Another model for the running app: which there are, what they need, and how one takes over.
+
+Whatever fails, the app goes on with the model it had. A model that fits beside the loaded one is
+read before that one goes; otherwise the loaded one makes room first, and is read again should the
+new one fail. Everything that touches a model happens on its thread, in one turn, so an answer is
+of one model from its first word to its last.
+"""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from glob import escape
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
+from app.loaded import Away, Loaded
+from app.reading import USUAL, Reading, kind_of, name_of, settled
+from app.stacks import amount
+from engine.backends.load import is_gguf
+from engine.backends.memory import Need
+from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
+from engine.settings import Runtime
+from storage.sources import SourceStore
+
+if TYPE_CHECKING:
+    from app.session import Session
+
+EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
+"""The embedded target as a GGUF file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stage of loading is: its share, None where that is not known, and its words."""
+
+    share: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that can be loaded. `kind` is "transformers" or "llama.cpp"; `bytes` on disk are 0
+    for one that has to be downloaded; `runtime` is how it ran last, if it ever did."""
+
+    source: str
+    name: str
+    kind: str
+    bytes: int
+    loaded: bool
+    runtime: Runtime = USUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What it takes to have the last model again that made room: all but the model itself."""
+
+    name: str
+    source: str
+    runtime: Runtime
+    drafts: tuple[str, ...]
+    spec: str
+
+
+Report = Callable[[Progress], None]
+
+
+class Models:
+    """See the module's docstring. `notices` are what the last load left to say: files that could
+    not be used, draft models that were not loaded."""
+
+    def __init__(self, session: "Session", reading: Reading) -> None:
+        self.session, self.reading = session, reading
+        self.store = SourceStore(session.database)
+        self.notices: list[str] = []
+        self.found: dict[str, list[str]] = {}
+        """What was found in each folder that was scanned."""
+        self.stopping = threading.Event()
+        self.busy = threading.Lock()
+
+    # what there is
+
+    @property
+    def source(self) -> str:
+        """The source of the loaded model."""
+        return self.session.loaded.source
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the loaded model runs."""
+        return self.session.loaded.runtime
+
+    @property
+    def demonstration(self) -> bool:
+        """Whether the loaded model came along with the program."""
+        return is_embedded(self.source)
+
+    def candidates(self) -> list[Candidate]:
+        """The embedded model, those that were loaded before, those in the folders that were
+        scanned; what vanished is left out. Raises StorageError."""
+        ran = {known.source: runtime_of(known.runtime) for known in self.store.models()}
+        sources = [str(EMBEDDED), str(EMBEDDED_FILE), self.source, *ran]
+        for folder in self.store.folders():
+            if folder not in self.found:
+                self.found[folder] = []
+                with suppress(StrataError):
+                    self.look(folder)
+            sources += self.found[folder]
+        return [
+            Candidate(
+                source,
+                title_of(source),
+                kind_of(source),
+                size_of(source),
+                source == self.source,
+                ran.get(source, USUAL),
+            )
+            for source in dict.fromkeys(filter(None, sources))
+            if Path(source).exists() or not Path(source).is_absolute()
+        ]
+
+    def scan(self, folder: str) -> int:
+        """Put the models in a folder among the candidates; returns how many there are.
+
+        Raises ModelError when there is none.
+        """
+        folder = settled(folder)
+        found = self.look(folder)
+        if not found:
+            raise ModelError(
+                f"There is no model in {folder!r}. Give a folder with GGUF files, or with folders "
+                "that hold config.json and *.safetensors files."
+            )
+        self.store.add_folder(folder)
+        return len(found)
+
+    def look(self, folder: str) -> list[str]:
+        """The models in a folder, read now."""
+        self.found[folder] = [settled(source) for source in self.reading.scan(folder)]
+        return self.found[folder]
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        """What a model takes. Raises ModelError where that cannot be told."""
+        return self.reading.need(settled(source), runtime)
+
+    def free(self, source: str, runtime: Runtime) -> int:
+        """Bytes for a model where it would go, with those that the loaded models would give back.
+
+        Raises ModelError for a device that is not there.
+        """
+        device = self.reading.device(settled(source), runtime)
+        return self.reading.free(device) + self.held(device)
+
+    def held(self, device: str) -> int:
+        """Bytes on a device that the loaded models are sure to give back."""
+        session = self.session
+        if not self.source or self.reading.device(self.source, self.runtime) != device:
+            return 0
+        loaded = [session.backend, *session.stacks.drafts.values()]
+        return sum(backend.info.memory_bytes for backend in loaded)
+
+    # loading
+
+    def stop(self) -> None:
+        """End the load under way while it downloads, or waits for the model."""
+        self.stopping.set()
+
+    def load(self, source: str, runtime: Runtime = USUAL) -> Iterator[Progress]:
+        """Let another model take the place of the loaded one: yields how far that is.
+
+        Closing the iterator does not end it. Raises SettingError where others may come in,
+        Cancelled when it is stopped, and ModelError, with the old model as it was.
+        """
+        if self.session.guests:
+            raise SettingError(
+                f"The model {source!r} is not loaded: others use this app too, and they would lose "
+                "their answers. Start with --model to run another one."
+            )
+        yield from self.start(source, runtime)
+
+    def start(
+        self, source: str, runtime: Runtime = USUAL, drafts: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        """The same for the first model of a program, whoever uses it; `drafts` are to draft for
+        it, else those that were chosen for it before."""
+        source = settled(source)
+        if not source:
+            raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
+        if source == self.source and runtime == self.runtime:
+            yield Progress(1.0, f"{self.session.backend.info.name} is loaded already, like this.")
+            return
+        if not self.busy.acquire(blocking=False):
+            raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
+        self.stopping.clear()
+        reports: SimpleQueue[Progress | StrataError | None] = SimpleQueue()
+
+        def work() -> None:
+            outcome = None
+            try:
+                self.bring(source, runtime, drafts, reports.put)
+            except StrataError as error:
+                outcome = error
+            except Exception as error:
+                # Whatever is wrong, the app goes on, and someone has to be told.
+                outcome = ModelError(
+                    f"{title_of(source)} was not loaded: {first_line(error)}. Choose another one."
+                )
+            self.busy.release()
+            reports.put(outcome)
+
+        # A thread of its own: who waits for the progress may go away, and the load goes on.
+        threading.Thread(target=work, name="loader", daemon=True).start()
+        while (report := reports.get()) is not None:
+            if isinstance(report, StrataError):
+                raise report
+            yield report
+
+    def bring(self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report) -> None:
+        """Everything from a source to a model in use."""
+        session, name = self.session, title_of(source)
+        self.notices = []
+        if not self.reading.present(source):
+            self.fetch(source, report)
+        beside = self.check_memory(source, runtime)
+        report(Progress(None, f"Loading {name} …"))
+        session.model.take(
+            lambda: self.exchange(source, runtime, beside, report), self.stopping.is_set
+        )
+        self.keep(source, runtime)
+        self.notices += session.stacks.restore(drafts, lambda draft: self.fetch(draft, report))
+        report(Progress(1.0, f"{name} is loaded."))
+
+    def fetch(self, source: str, report: Report) -> None:
+        """Download what is missing of a model."""
+        words = f"Downloading {title_of(source)}"
+
+        def progress(done: int, total: int) -> None:
+            share = done / total if total else None
+            report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
+
+        report(Progress(None, f"{words} …"))
+        self.reading.download(source, progress, self.stopping.is_set)
+
+    def check_memory(self, source: str, runtime: Runtime) -> bool:
+        """Whether a model fits beside the loaded ones. Raises ModelError unless it fits at least
+        in their place."""
+        try:
+            need = self.need(source, runtime)
+        except ModelError:
+            if is_gguf(source):
+                raise
+            # Some architectures do not tell it. What is no model at all is refused when it is read.
+            return True
+        device = self.reading.device(source, runtime)
+        free, held = self.reading.free(device), self.held(device)
+        if need.total > free + held:
+            also = ", the memory of the loaded models included" if held else ""
+            raise ModelError(
+                f"{title_of(source)} needs {amount(need.total)} ({amount(need.weights)} of weights "
+                f"and {amount(need.cache)} of cache), and {amount(free + held)} are free on "
+                f"{device}{also}. Nothing was loaded. Choose a smaller model or a shorter context, "
+                "or close other programs."
+            )
+        return need.total <= free
+
+    def keep(self, source: str, runtime: Runtime) -> None:
+        """Remember a model that was loaded, and offer what may draft for it."""
+        stacks = self.session.stacks
+        mine = [offer for offer in stacks.offered if not is_embedded(offer)]
+        stacks.offered = [*drafts_beside(source), *mine]
+        try:
+            self.store.add(source, asdict(runtime))
+        except StorageError as error:
+            self.notices.append(str(error))
+
+    # on the model's thread
+
+    def exchange(self, source: str, runtime: Runtime, beside: bool, report: Report) -> None:
+        """Read a model and put it in the place of the loaded one."""
+        before = None if beside else self.make_room()
+        problem = ""
+        try:
+            self.session.swap(self.made(source, runtime, report))
+        except StrataError as error:
+            problem = str(error)
+        except Exception as error:
+            # The libraries below raise many types, out of memory among them.
+            problem = (
+                f"The model {source!r} cannot be used: {first_line(error)}. Choose another one, or "
+                "a shorter context if memory ran out."
+            )
+        # Only now: an error holds on to the model that failed, and with it to its memory.
+        gc.collect()
+        if problem:
+            raise ModelError(problem + (self.put_back(before, report) if before else ""))
+
+    def made(self, source: str, runtime: Runtime, report: Report) -> Loaded:
+        """A model, ready to answer: read, and known in its costs and its speed."""
+        backend = self.reading.load(source, runtime)
+        backend.info = replace(backend.info, name=title_of(source, backend.info.name))
+        words = f"Measuring {backend.info.name} …"
+        loaded = self.session.dressed(backend, source, runtime, self.notices.append)
+        self.notices += loaded.prepare(lambda share: report(Progress(share, words)))
+        loaded.measure()
+        return loaded
+
+    def make_room(self) -> Before:
+        """Let the loaded models go; what comes back is enough to have them again."""
+        session, stacks = self.session, self.session.stacks
+        info, drafts = session.backend.info, tuple(stacks.sources.values())
+        before = Before(info.name, self.source, self.runtime, drafts, stacks.spec)
+        session.swap(session.dressed(Away(info)))
+        gc.collect()
+        return before
+
+    def put_back(self, before: Before, report: Report) -> str:
+        """Have the models again that made room; what came of it, as the end of a message."""
+        report(Progress(None, f"Loading {before.name} again …"))
+        try:
+            self.session.swap(self.made(before.source, before.runtime, report))
+        except Exception as error:
+            # As above. What read it once may fail now: its files may be gone.
+            return (
+                f" {before.name} had made room for it, and cannot be loaded again either "
+                f"({first_line(error)}). No model is loaded now: load one in the Models tab."
+            )
+        try:
+            if before.drafts:
+                self.session.stacks.read(before.drafts)
+                self.session.stacks.spec = before.spec
+        except Exception as error:
+            return f" {before.name} is back, without draft models ({first_line(error)})."
+        return f" {before.name} is back."
+
+
+def runtime_of(values: Mapping[str, Any]) -> Runtime:
+    """Stored settings; the usual ones where these are of another version, or damaged."""
+    with suppress(SettingError):
+        return Runtime.from_mapping(values)
+    return USUAL
+
+
+def is_embedded(source: str) -> bool:
+    """Whether a model came along with the program."""
+    return EMBEDDED.parent in Path(source).parents
+
+
+def title_of(source: str, name: str = "") -> str:
+    """What a model is called, `name` if there is one; the embedded target by its family's name."""
+    if source in (str(EMBEDDED), str(EMBEDDED_FILE)):
+        return EMBEDDED.parent.name
+    return name or name_of(source)
+
+
+def drafts_beside(source: str) -> list[str]:
+    """The embedded models that may draft for a model, of its own kind."""
+    if not is_embedded(source):
+        return []
+    ending = ".gguf" if is_gguf(source) else ""
+    offered = [EMBEDDED.with_name(name + ending) for name in EMBEDDED_DRAFTS]
+    return [str(path) for path in offered if path.exists() and str(path) != source]
+
+
+def size_of(source: str) -> int:
+    """Bytes of a model's weights on disk; 0 where they are not on this machine."""
+    from engine.backends.sources import SPLIT, located
+
+    path = Path(located(source) or "nowhere")
+    split = SPLIT.fullmatch(path.name)
+    pattern = f"{escape(split[1])}-?????-of-{split[3]}.gguf" if split else escape(path.name)
+    files = path.parent.glob(pattern) if path.is_file() else path.glob("*.safetensors")
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in files)
+    return 0

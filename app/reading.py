@@ -1,0 +1,118 @@
+"""How models are found, measured and read: the app's one door to the engine's loaders.
+
+The loaders bring heavy libraries with them, so they are imported when they are needed. Tests put
+their own functions in the place of these.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from engine.backends import load as loaders
+from engine.backends.base import Backend
+from engine.backends.load import is_gguf
+from engine.backends.memory import Need, free_memory
+from engine.settings import Runtime
+
+
+def scan(folder: str) -> list[str]:
+    """The models in a folder. Raises ModelError when it cannot be read."""
+    from engine.backends import sources
+
+    return sources.scan(folder)
+
+
+def present(source: str) -> bool:
+    """Whether nothing of a model has to be downloaded."""
+    from engine.backends import sources
+
+    return sources.present(source)
+
+
+def download(
+    source: str, progress: Callable[[int, int], None], cancelled: Callable[[], bool]
+) -> str:
+    """Fetch what is missing of a model; see engine/backends/sources.py."""
+    from engine.backends import sources
+
+    return sources.download(source, progress, cancelled)
+
+
+def local(source: str) -> str:
+    """The path of a GGUF file that came from the hub; any other source as it is."""
+    from engine.backends import sources
+
+    return sources.located(source) or source if is_gguf(source) else source
+
+
+def load(source: str, runtime: Runtime) -> Backend:
+    """Read a model that is on this machine. Raises ModelError for one that cannot be used."""
+    return loaders.load(local(source), runtime)
+
+
+def need(source: str, runtime: Runtime) -> Need:
+    """What a model takes. Raises ModelError where that cannot be told."""
+    path = Path(local(source)).expanduser()
+    if not path.is_file():
+        return loaders.memory_need(source, runtime)
+    found = path.stat()
+    return need_of_file(str(path), runtime, (found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def need_of_file(path: str, runtime: Runtime, state: tuple[int, int]) -> Need:
+    """What the model in a file takes, asked once: llama.cpp answers in a process of its own. A file
+    of another `state`, size and time, is another file."""
+    return loaders.memory_need(path, runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The functions above, as one value; `free` is in bytes, by device."""
+
+    load: Callable[[str, Runtime], Backend] = load
+    need: Callable[[str, Runtime], Need] = need
+    device: Callable[[str, Runtime], str] = loaders.device_of
+    free: Callable[[str], int] = free_memory
+    scan: Callable[[str], list[str]] = scan
+    present: Callable[[str], bool] = present
+    download: Callable[[str, Callable[[int, int], None], Callable[[], bool]], str] = download
+
+
+READING = Reading()
+USUAL = Runtime()
+"""How models are read, and run, unless something else is said."""
+
+
+def settled(source: str) -> str:
+    """The full path of a folder or a file, so that one model has one name; anything else as it was
+    given."""
+    source = source.strip()
+    path = Path(source).expanduser()
+    if not source or not path.exists():
+        return source
+    # What a link to a file points to need not end in .gguf, as in the hub's cache.
+    return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+
+
+def kind_of(source: str) -> str:
+    """What would run a model, as `BackendInfo.kind` has it."""
+    return "llama.cpp" if is_gguf(source) else "transformers"
+
+
+def name_of(source: str) -> str:
+    """What a model is called: the last part of its source, without the ending of a GGUF file."""
+    last = source.rpartition(":")[2] if is_gguf(source) else source
+    name = Path(last).name
+    name = name[: -len(".gguf")] if is_gguf(name) else name
+    return name.encode("utf-8", "replace").decode().strip() or "model"
+
+
+def free_name(source: str, taken: Collection[str]) -> str:
+    """What a draft model is called in plans: a name that no other one has."""
+    base = name_of(source)
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name
