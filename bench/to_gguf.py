@@ -92,6 +92,7 @@ def write(folder: Path, file: Path) -> None:
     writer = gguf.GGUFWriter(file, "llama")
     describe(writer, config, folder.resolve().name)
     add_tokenizer(writer, folder)
+    add_sampler(writer, folder)
     for name, values in tensors(folder, config):
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -142,6 +143,21 @@ def add_tokenizer(writer: Any, folder: Path) -> None:
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_add_bos_token(False)
     writer.add_chat_template(tokenizer.chat_template)
+
+
+def add_sampler(writer: Any, folder: Path) -> None:
+    """The header's part about recommended settings, where the model has some."""
+    path = folder / "generation_config.json"
+    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    adders = {
+        "temperature": writer.add_sampling_temp,
+        "top_k": writer.add_sampling_top_k,
+        "top_p": writer.add_sampling_top_p,
+        "min_p": writer.add_sampling_min_p,
+    }
+    for name, add in adders.items():
+        if values.get(name) is not None:
+            add(values[name])
 
 
 def tensors(folder: Path, config: Any) -> Iterator[tuple[str, NDArray[Any]]]:

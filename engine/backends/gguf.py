@@ -72,11 +72,13 @@ def opened(path: Path, runtime: Runtime, weights: bool = True) -> tuple[Any, Any
         llama_cpp.llama_model_free(model)
         raise Unusable(problem)
     context = llama_cpp.llama_init_from_model(model, context_parameters(model, runtime))
-    if not context or not llama_cpp.llama_get_memory(context):
-        if context:
-            llama_cpp.llama_free(context)
+    if not context:
         llama_cpp.llama_model_free(model)
-        raise Unusable(complaint() or "it keeps no cache, so it cannot chat")
+        raise Unusable(complaint() or "llama.cpp does not say why")
+    if not llama_cpp.llama_get_memory(context):
+        llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(model)
+        raise Unusable("it keeps no cache, so it cannot chat")
     return model, context
 
 
