@@ -6,7 +6,7 @@ of a further node. The tree is then cut where its worth was highest: at no node 
 nothing pays. Without a measured cost curve, a node pays when it is likelier than the threshold.
 
 Looking for drafts takes time as well. Where that goes on to cost more than the drafts save, it
-rests for some steps and then tries again.
+rests for some steps and then tries again; only the nearest database is glanced at meanwhile.
 """
 
 from engine.costs import LARGEST, CostCurve
@@ -19,7 +19,8 @@ class Budget:
 
     `floor` is the least path probability worth considering. `best` is the number of nodes at which
     the tree was worth most so far; `expected` is E, the number of tokens the tree as grown so far
-    is expected to emit, its bonus token included.
+    is expected to emit, its bonus token included. `near` asks for drafts of the nearest database
+    alone.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class Budget:
         "expected",
         "floor",
         "forced",
+        "near",
         "nodes",
         "vocabulary",
         "worth",
@@ -45,6 +47,7 @@ class Budget:
         self.best = 0
         self.worth = 0.0
         self.forced = False
+        self.near = False
         if self.costs is not None:
             # Neither of the two ways to step may go unobserved for long.
             if self.costs.idle("plain"):
@@ -76,32 +79,42 @@ class Budget:
             self.worth, self.best = worth, size
 
 
-TRIES = 12
-"""Steps with drafting that are weighed before it may rest."""
+TRIES, AGAIN = 12, 4
+"""Steps with drafting that are weighed before it may rest: at first, and after a rest."""
 MARGIN = 0.03
 """The part of a plain step that drafting must save on average: less is within its uncertainty."""
-SHORTEST, LONGEST = 16, 128
+SHORTEST, LONGEST = 16, 512
 """Steps of a rest: the first, and the last after doubling again and again."""
+GLANCE = 32
+"""In a rest, one step of so many looks into the nearest database."""
 
 
 class Governor:
-    """Gives every step of a run its budget, and learns from what came of it."""
+    """Gives every step of a run its budget, and learns from what came of it.
+
+    What it learns is kept with the costs, and so from answer to answer. A rest is no sleep: now and
+    then the nearest database is asked, which is as good as free, and two of its tokens accepted end
+    the rest. So text that repeats itself is drafted soon, whatever came before.
+    """
 
     def __init__(self, drafting: Drafting, vocabulary: int, costs: CostCurve | None) -> None:
         self.drafting, self.vocabulary = drafting, vocabulary
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
-        self.saved = 0.0
-        """Seconds that drafting saved per step lately, what it took itself included."""
-        self.tries = 0
-        self.rest = 0
-        self.pause = SHORTEST
 
     def budget(self, depth: int) -> Budget:
         """The budget of the next step, whose tree may be `depth` levels deep."""
-        return Budget(self.drafting, 0 if self.rest else depth, self.vocabulary, self.costs)
+        rest = self.costs.trial.rest if self.costs else 0
+        budget = Budget(
+            self.drafting,
+            0 if rest and rest % GLANCE != GLANCE // 2 else depth,
+            self.vocabulary,
+            self.costs,
+        )
+        budget.near = rest > 0
+        return budget
 
     def observe(self, step: Step, learning: float = 0.0) -> None:
-        """A step is over; `learning` is the part of its drafting that came after it."""
+        """A step is over; `learning` is the part of its drafting that was no look-up."""
         if self.costs is None:
             return
         nodes, emitted = sum(step.proposed.values()), len(step.tokens)
@@ -110,19 +123,20 @@ class Governor:
         looking = step.draft_seconds - learning - models
         other = step.sample_seconds + step.other_seconds
         self.costs.observe(nodes, step.verify_seconds, looking, learning + other)
-        if self.rest:
-            self.rest -= 1
+        trial = self.costs.trial
+        if trial.rest:
+            trial.rest = 0 if emitted > 2 else trial.rest - 1
             return
         plain = self.costs.seconds(0)
         saved = emitted * plain - self.costs.seconds(nodes) - step.draft_seconds
-        self.tries += 1
+        trial.tries += 1
         # One hiccup of the machine must not decide.
         saved = max(saved, -plain)
-        self.saved += (saved - self.saved) / min(self.tries, TRIES)
-        if self.tries < TRIES:
+        trial.saved += (saved - trial.saved) / min(trial.tries, TRIES)
+        if trial.tries < (AGAIN if trial.pause else TRIES):
             return
-        if self.saved > MARGIN * plain:
-            self.pause = SHORTEST
+        if trial.saved > MARGIN * plain:
+            trial.pause = 0
         else:
-            self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST)
-            self.tries, self.saved = 0, 0.0
+            trial.pause = min(max(SHORTEST, 2 * trial.pause), LONGEST)
+            trial.rest, trial.tries, trial.saved = trial.pause, 0, 0.0

@@ -7,6 +7,7 @@ something else slows every size alike and changes little.
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 from statistics import median
@@ -39,6 +40,20 @@ IDLE = 128
 """Steps after which a way of stepping that was not used (plainly, drafted) is tried again."""
 
 
+@dataclass(slots=True)
+class Trial:
+    """Whether drafting pays, as it was found in the answers so far (engine/budget.py weighs it).
+
+    `saved` are the seconds that it saved per step in the last `tries` steps, `rest` the steps that
+    it is left out for from now on, and `pause` those of the last rest.
+    """
+
+    saved: float = 0.0
+    tries: int = 0
+    rest: int = 0
+    pause: int = 0
+
+
 class CostCurve:
     """Seconds per forward, and per drafted node, as estimated now.
 
@@ -56,6 +71,7 @@ class CostCurve:
         self.node, self.other = node, other
         self.steps = {"plain": 0, "drafted": 0}
         self.fresh = 0
+        self.trial = Trial()
         self.table: list[float] = []
         """Seconds of a whole step over n nodes: forward, drafting, everything else."""
         self.slopes: list[float] = []

@@ -45,14 +45,14 @@ def decode(
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
-    vocabulary = backend.info.vocabulary_size
+    lesson, vocabulary = Lesson(drafters, tokens), backend.info.vocabulary_size
     governor = Governor(drafting, vocabulary, costs)
     rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
     try:
         clock = perf_counter()
         reused = backend.prefill(tokens, cancelled)
-        for drafter in drafters:
-            drafter.observe(tokens, len(tokens), None)
+        lesson.add(len(tokens))
+        lesson.learn()
         yield Prefill(len(tokens), reused, perf_counter() - clock)
         index = 0
         if cancelled():
@@ -61,7 +61,11 @@ def decode(
         while answer.finish is None:
             clock = perf_counter()
             depth = answer.limit - len(tokens) - 1
-            tree, work = draft(drafters, tokens, governor.budget(depth))
+            budget = governor.budget(depth)
+            if budget.nodes or not budget.near:
+                lesson.learn()
+            learned = perf_counter()
+            tree, work = draft(drafters, tokens, budget)
             tree = tree.within(backend.info.leaves)
             drafted = perf_counter()
             scores = backend.score(tree, generation.sampling)
@@ -71,26 +75,47 @@ def decode(
             sampled = perf_counter()
             backend.accept(rows[: len(emitted) - 1])
             tokens += chosen[: len(emitted)]
+            lesson.add(len(emitted), successors(scores, (0, *rows)))
             kept = perf_counter()
-            for drafter in drafters:
-                drafter.observe(tokens, len(emitted), successors(scores, (0, *rows)))
-            learned = perf_counter()
             step = Step(
                 index,
                 tuple(emitted),
                 **count(tree, rows[: len(emitted)], work),
-                draft_seconds=drafted - clock + learned - kept,
+                draft_seconds=drafted - clock,
                 verify_seconds=scored - drafted,
                 sample_seconds=sampled - scored,
                 other_seconds=kept - sampled,
                 finish=answer.finish,
             )
-            governor.observe(step, learning=learned - kept)
+            governor.observe(step, learning=learned - clock)
             yield step
             index += 1
     finally:
+        lesson.learn()
         for drafter in drafters:
             drafter.finish(tokens, len(tokens) - len(prompt))
+
+
+class Lesson:
+    """The decided tokens that the drafters have yet to learn; in a rest it grows until they are
+    asked again. `likely` is of the last step, None where there were several."""
+
+    def __init__(self, drafters: Sequence[Drafter], tokens: Sequence[int]) -> None:
+        self.drafters, self.tokens = drafters, tokens
+        self.new = 0
+        self.likely: Likely | None = None
+
+    def add(self, new: int, likely: Likely | None = None) -> None:
+        """The last `new` tokens were decided."""
+        self.likely = None if self.new else likely
+        self.new += new
+
+    def learn(self) -> None:
+        """Have the drafters learn them."""
+        if self.new:
+            for drafter in self.drafters:
+                drafter.observe(self.tokens, self.new, self.likely)
+            self.new = 0
 
 
 def successors(scores: Scores, rows: Sequence[int]) -> Likely:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.budget import LONGEST, SHORTEST, TRIES, Budget, Governor
+from engine.budget import AGAIN, GLANCE, LONGEST, SHORTEST, TRIES, Budget, Governor
 from engine.costs import IDLE, LARGEST, CostCurve
 from engine.settings import Drafting
 from engine.types import Step, Token
@@ -191,12 +191,16 @@ def test_what_a_draft_model_takes_says_nothing_of_what_a_node_costs() -> None:
     assert told == [(5, 1.0, 0.75, 1.0), (0, 1.0, 0.5, 0.75)]
 
 
+GLANCE_OR_NOT = {True: 9, False: 0}
+
+
 def rooms(governor: Governor, emitted: int, draft: float, steps: int) -> list[int]:
     """The nodes that the next steps have room for, if those that draft emit so many tokens."""
     found = []
     for _ in range(steps):
         found.append(governor.budget(20).nodes)
-        drafted = bool(found[-1])
+        resting = governor.costs is not None and governor.costs.trial.rest
+        drafted = bool(found[-1]) and not resting
         governor.observe(step(3, emitted, draft) if drafted else step(0))
     return found
 
@@ -213,12 +217,35 @@ def test_drafting_that_takes_longer_than_it_saves_rests_longer_and_longer(
     emitted: int, draft: float
 ) -> None:
     governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
-    found = rooms(governor, emitted, draft, 700)
-    rests, pause = [], SHORTEST
+    found = rooms(governor, emitted, draft, 1500)
+    rests, pause = [9] * TRIES, SHORTEST
     while len(rests) < len(found):
-        rests += [9] * TRIES + [0] * pause
+        rests += [GLANCE_OR_NOT[left % GLANCE == GLANCE // 2] for left in range(pause, 0, -1)]
+        rests += [9] * AGAIN
         pause = min(2 * pause, LONGEST)
-    assert found == rests[:700]
+    assert found == rests[:1500]
+
+
+def test_a_glance_asks_the_nearest_database_alone_and_ends_a_rest_that_is_over() -> None:
+    governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
+    rooms(governor, 1, 0.5, TRIES)
+    while not (glance := governor.budget(20)).nodes:
+        assert glance.near
+        governor.observe(step(0))
+    assert glance.near
+    governor.observe(step(3, 2))
+    assert governor.budget(20).near, "one token may be chance"
+    rooms(governor, 1, 0.5, AGAIN)
+    while not governor.budget(20).nodes:
+        governor.observe(step(0))
+    governor.observe(step(3, 3))
+    assert not governor.budget(20).near and governor.budget(20).nodes
+
+
+def test_what_drafting_was_worth_is_known_in_the_next_answer() -> None:
+    costs = Still({0: 1.0, 9: 1.0})
+    rooms(Governor(Drafting(nodes=9), 100, costs), 1, 0.5, TRIES)
+    assert Governor(Drafting(nodes=9), 100, costs).budget(20).near
 
 
 @pytest.mark.parametrize(("emitted", "draft"), [(2, 0.5), (4, 2.5)])
@@ -230,12 +257,13 @@ def test_drafting_that_saves_time_goes_on(emitted: int, draft: float) -> None:
 def test_after_a_good_time_the_first_rest_is_short_again() -> None:
     governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
     rooms(governor, 1, 0.5, 300)
-    while governor.rest:
+    assert governor.costs is not None
+    while governor.costs.trial.rest:
         rooms(governor, 1, 0.5, 1)
     rooms(governor, 4, 0.5, 5 * TRIES)
-    found = rooms(governor, 1, 0.5, 200)
-    rest = found.index(0)
-    assert found[rest:].index(9) == SHORTEST
+    while not governor.costs.trial.rest:
+        rooms(governor, 1, 0.5, 1)
+    assert governor.costs.trial.rest == SHORTEST
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.gguf_files import (
     turning_gguf,
     window_gguf,
 )
-from tests.test_lossless import Adversary, assert_lossless, events_of, tokens_of
+from tests.test_lossless import QUESTIONS, Adversary, assert_lossless, events_of, tokens_of
 
 pytestmark = pytest.mark.gguf
 GREEDY = Sampling(temperature=0.0)
@@ -350,6 +350,7 @@ def test_scores_are_read_from_the_logits(small: Any, sampling: Sampling) -> None
     small.prefill(prompt, never)
     tree = tree_of(prompt[-1])
     scores = small.score(tree, sampling)
+    assert [*scores.positions] == [12 + depth for depth in tree.depths], "of what follows"
     for row in range(len(tree) + 1):
         law = scores.distribution(row)
         assert law.shape == (6144,) and law[scores.choose(row)] > 0
@@ -409,7 +410,8 @@ def test_a_cancelled_prompt_stops_within_a_forward_and_goes_on_later(
         assert backend.prefill(prompt, stop) == 0
         # Asked once more to tell a stop from a failure, and for the next chunk.
         assert stop.asked <= at + 3, "it stops at once"
-        assert len(rows) == -(-at // per_forward) or at == 1
+        # The first time it is asked before the first forward.
+        assert len(rows) == (0 if at == 1 else -(-at // per_forward))
         assert len(backend.cached) % 256 == 0 and backend.cached == prompt[: len(backend.cached)]
         assert len(backend.cached) < 1499
         check_cells(backend)
@@ -700,21 +702,21 @@ def opened_with(path: Path, kind: str, values: dict[str, Any]) -> Any:
 
 
 @pytest.mark.model
-def test_both_libraries_say_the_same(gguf_target: Any, embedded: Any) -> None:
-    """Float32 weights are rounded to float16 in the file that theirs are made of: not in ours."""
-    chat, wanted = Chat(embedded), Generation(GREEDY, max_tokens=60)
-    questions = ("Why is the sky blue?", "Write a poem about the sea.", "What is 3 + 4?", "Hello!")
-    same = 0
-    for question in questions:
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_both_libraries_say_the_same(gguf_target: Any, embedded: Any, temperature: float) -> None:
+    """At every temperature: what is drawn depends on logits, seed and position alone."""
+    chat, lengths = Chat(embedded), []
+    questions = (*QUESTIONS, "Write a poem about the sea.", "Hello!")
+    for seed, question in enumerate(questions):
         messages = [Message("system", "Be brief."), Message("user", question)]
         prompt = chat.prompt(messages, known=())
         assert Chat(gguf_target).prompt(messages, known=()) == prompt
+        wanted = Generation(Sampling(temperature, seed=seed), max_tokens=60)
         gguf_target.reset()
-        one, other = (events_of(model, prompt, wanted) for model in (embedded, gguf_target))
-        left, right = ([token.id for token in tokens_of(steps)] for steps in (one, other))
-        assert left[:20] == right[:20]
-        same += left == right
-    assert same == len(questions)
+        theirs, ours = (events_of(model, prompt, wanted) for model in (embedded, gguf_target))
+        assert_lossless(theirs, ours)
+        lengths.append(len(ours))
+    assert sum(lengths) > 100, lengths
 
 
 @pytest.mark.model
@@ -734,7 +736,7 @@ def test_both_read_any_tokens_alike(gguf_target: Any, embedded: Any, tokens: lis
 
 
 TURNS = st.lists(
-    st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXTS.map(str.strip)),
+    st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXTS),
     min_size=1,
     max_size=5,
 ).map(lambda turns: [Message(role, text) for role, text in turns])
@@ -881,11 +883,11 @@ def test_a_model_of_many_positions_decodes_plainly(
 def test_a_window_smaller_than_the_text_is_respected(
     gguf_files: dict[str, Path], tmp_path: Path, window: int
 ) -> None:
-    """Trees that begin inside, at the edge of, and beyond the window."""
+    """Trees that begin inside, at the edge of, and beyond the window; also after going back."""
     path = window_gguf(gguf_files["small-F32"], tmp_path / "window.gguf", window)
     backend, fresh = opened_gguf(path), opened_gguf(path)
     assert backend.info.can_tree and backend.info.leaves == 128
-    for size in (1, 4, 7, 8, 9, 20, 63, 64, 65, 90):
+    for size in (1, 4, 7, 8, 9, 20, 63, 64, 65, 200, 150, 66, 30, 9, 2):
         prompt = prompt_of(size)
         backend.prefill(prompt, never)
         tree = tree_of(prompt[-1])

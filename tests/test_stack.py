@@ -493,7 +493,7 @@ def test_steps_without_a_draft_teach_the_gate_nothing_and_reach_the_levels() -> 
 
 def test_where_nothing_pays_the_draft_models_are_left_alone() -> None:
     """But for the retries: a plan that was wrong costs next to nothing."""
-    models, wanted = toy_models(), Generation(Sampling(0.0), 200)
+    models, wanted = toy_models(), Generation(Sampling(0.0), 1500)
     slow = Stack(stacked(models, (3, 2, 4), wanted.sampling)[-1], 1.5, 9.0)
     cost = Stated({0: 1.0, 63: 1000.0})
     fast = events_of(ToyBackend(), PROMPT, wanted, [slow], Drafting(), costs=cost)

@@ -225,3 +225,79 @@ def test_laws_of_nodes_that_are_cut_are_gone(nodes: int) -> None:
     assert set(tree.laws) == {*range(1, min(nodes, 3) + 1)}
     row = tree.add(len(tree), 7, "context")
     assert row not in tree.laws, "a new node has none of an old one"
+
+
+# Fewer leaves.
+
+
+def leaves_of(tree: Tree) -> int:
+    """How many branches there are: one for a tree of the root alone."""
+    return tree.children.count({})
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(PATHS, st.integers(1, 12))
+def test_within_its_leaves_a_tree_keeps_what_came_first(paths: list[Path], most: int) -> None:
+    tree = tree_of(*paths)
+    for row in range(1, len(tree) + 1):
+        tree.sources[row], tree.match_lengths[row] = f"source {row}", row
+        if row % 3 == 0:
+            tree.laws[row] = np.full(2, row, np.float32)
+    before = (paths_of(tree), tree.sources[:], tree.match_lengths[:], dict(tree.laws))
+    kept = tree.within(most)
+    assert_valid(kept)
+    assert leaves_of(kept) <= most and kept.tokens[0] == tree.tokens[0]
+    assert (paths_of(tree), tree.sources, tree.match_lengths, tree.laws) == before, "it stays"
+    rows = {path: row for row, path in enumerate(before[0])}
+    same = [rows[path] for path in paths_of(kept)]
+    assert same == sorted(same) and same[0] == 0, "a part of it, in its order"
+    for row, old in enumerate(same):
+        assert kept.sources[row] == tree.sources[old]
+        assert kept.match_lengths[row] == tree.match_lengths[old]
+        assert kept.laws.get(row) is tree.laws.get(old)
+    # What was left out would have branched: its parent is gone, or was no leaf any more.
+    kept_paths, grown = set(paths_of(kept)), Tree(99)
+    for path in before[0][1:]:
+        parent = rows_of(grown).get(path[:-1])
+        fits = parent is not None and (not grown.children[parent] or leaves_of(grown) < most)
+        assert (path in kept_paths) == fits, path
+        if parent is not None and fits:
+            grown.add(parent, path[-1], "")
+
+
+def rows_of(tree: Tree) -> dict[Path, int]:
+    return {path: row for row, path in enumerate(paths_of(tree))}
+
+
+@settings(deadline=None, derandomize=True)
+@given(PATHS, st.integers(0, 20))
+def test_a_tree_that_fits_is_itself(paths: list[Path], more: int) -> None:
+    tree = tree_of(*paths)
+    assert tree.within(None) is tree and tree.within(leaves_of(tree) + more) is tree
+    most = max(1, leaves_of(tree) - 1 - more)
+    kept = tree.within(most)
+    assert (kept is tree) == (leaves_of(tree) <= most)
+    assert kept.within(most) is kept
+
+
+@settings(deadline=None, derandomize=True)
+@given(PATHS)
+def test_within_one_leaf_a_tree_is_the_chain_that_came_first(paths: list[Path]) -> None:
+    tree = tree_of(*paths)
+    kept = tree.within(1)
+    assert kept.parents == [*range(-1, len(kept))] and leaves_of(kept) == 1
+    row = 0
+    for token in kept.tokens[1:]:
+        assert token == next(iter(tree.children[row]))
+        row = tree.children[row][token]
+    assert not tree.children[row]
+
+
+def test_a_narrow_tree_grows_on_like_any_other() -> None:
+    kept = tree_of((1,), (2,), (1, 3), (2, 4), (1, 5), (6,)).within(2)
+    assert paths_of(kept) == [(), (1,), (2,), (1, 3), (2, 4)]
+    graft(kept, (2, 4, 7), "model", 1, 99)
+    other = tree_of((8,))
+    kept.attach(3, other)
+    assert_valid(kept)
+    assert kept.path(5) == (2, 4, 7) and kept.path(6) == (1, 3, 8)

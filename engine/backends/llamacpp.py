@@ -80,8 +80,12 @@ class Vocabulary:
             size = -length
 
     def special(self, token: int) -> str:
-        """The text of a special token, "" where the file has none."""
-        return self.pieces[token].decode("utf-8", "replace") if 0 <= token < self.size else ""
+        """The text of a special token, "" where the file has none: the library then takes one that
+        may well be a word."""
+        if not 0 <= token < self.size:
+            return ""
+        word = self.attributes(token) & llama_cpp.LLAMA_TOKEN_ATTR_NORMAL
+        return "" if word else self.pieces[token].decode("utf-8", "replace")
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special tokens in it are read as such, none are added."""

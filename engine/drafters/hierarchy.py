@@ -47,6 +47,7 @@ class Hierarchy:
         self.first, self.grown = 1, False
         self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
         """What was found in this step: drafting asks first, learning asks again."""
+        self.nearest = tiers[:1]
         self.groups: list[Sequence[Tier]] = [tiers]
         if policy == "hierarchical":
             # What was harvested belongs to the context tier, though it has its own trust.
@@ -60,9 +61,11 @@ class Hierarchy:
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         suffix = tuple(tokens[-LONGEST:])
         before = len(tree)
-        self.tree, self.bets, self.first, self.grown = tree, [], before + 1, True
+        self.tree, self.bets, self.first = tree, [], before + 1
+        # A glance teaches nothing: what it would learn from takes the look-ups that it spares.
+        self.grown = not budget.near
         if budget.nodes:
-            for group in self.groups:
+            for group in [self.nearest] if budget.near else self.groups:
                 self.grow_from(group, tree, suffix, budget)
         tree.cut(max(before, budget.best))
         del self.bets[len(tree) - before :]

@@ -187,7 +187,7 @@ class Stack:
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Let the top level draft, unless others are better at it here."""
-        self.drafting = self.pays(tree, budget)
+        self.drafting = not budget.near and self.pays(tree, budget)
         if not self.drafting:
             return {}
         chain, clock = Tree(tokens[-1]), perf_counter()
