@@ -6,7 +6,7 @@ of a further node. The tree is then cut where its worth was highest: at no node 
 nothing pays. Without a measured cost curve, a node pays when it is likelier than the threshold.
 
 Looking for drafts takes time as well. Where that goes on to cost more than the drafts save, it
-rests for some steps and then tries again; only the nearest database is glanced at meanwhile.
+rests for some steps and then tries again; meanwhile only near databases are glanced at.
 """
 
 from engine.costs import LARGEST, CostCurve
@@ -19,8 +19,8 @@ class Budget:
 
     `floor` is the least path probability worth considering. `best` is the number of nodes at which
     the tree was worth most so far; `expected` is E, the number of tokens the tree as grown so far
-    is expected to emit, its bonus token included. `near` asks for drafts of the nearest database
-    alone.
+    is expected to emit, its bonus token included. `near` asks for drafts of near
+    databases alone, those that are as good as free to look into.
     """
 
     __slots__ = (
@@ -86,31 +86,32 @@ MARGIN = 0.03
 SHORTEST, LONGEST = 16, 512
 """Steps of a rest: the first, and the last after doubling again and again."""
 GLANCE = 32
-"""In a rest, one step of so many looks into the nearest database."""
+"""In a rest, one step of so many looks into the near databases."""
+FIRST = 2
+"""The step of an answer that does so first: there are some words to go by."""
 
 
 class Governor:
     """Gives every step of a run its budget, and learns from what came of it.
 
     What it learns is kept with the costs, and so from answer to answer. A rest is no sleep: now and
-    then the nearest database is asked, which is as good as free, and two of its tokens accepted end
-    the rest. So text that repeats itself is drafted soon, whatever came before.
+    then the near databases are asked, and two of their tokens accepted end the rest. So text that
+    was there before is drafted soon, whatever came in between.
     """
 
     def __init__(self, drafting: Drafting, vocabulary: int, costs: CostCurve | None) -> None:
         self.drafting, self.vocabulary = drafting, vocabulary
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
+        self.steps = 0
 
     def budget(self, depth: int) -> Budget:
         """The budget of the next step, whose tree may be `depth` levels deep."""
-        rest = self.costs.trial.rest if self.costs else 0
-        budget = Budget(
-            self.drafting,
-            0 if rest and rest % GLANCE != GLANCE // 2 else depth,
-            self.vocabulary,
-            self.costs,
-        )
-        budget.near = rest > 0
+        resting = self.costs is not None and self.costs.trial.rest > 0
+        glance = self.steps % GLANCE == FIRST
+        self.steps += 1
+        room = 0 if resting and not glance else depth
+        budget = Budget(self.drafting, room, self.vocabulary, self.costs)
+        budget.near = resting
         return budget
 
     def observe(self, step: Step, learning: float = 0.0) -> None:

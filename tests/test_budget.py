@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.budget import AGAIN, GLANCE, LONGEST, SHORTEST, TRIES, Budget, Governor
+from engine.budget import AGAIN, FIRST, GLANCE, LONGEST, SHORTEST, TRIES, Budget, Governor
 from engine.costs import IDLE, LARGEST, CostCurve
 from engine.settings import Drafting
 from engine.types import Step, Token
@@ -191,9 +191,6 @@ def test_what_a_draft_model_takes_says_nothing_of_what_a_node_costs() -> None:
     assert told == [(5, 1.0, 0.75, 1.0), (0, 1.0, 0.5, 0.75)]
 
 
-GLANCE_OR_NOT = {True: 9, False: 0}
-
-
 def rooms(governor: Governor, emitted: int, draft: float, steps: int) -> list[int]:
     """The nodes that the next steps have room for, if those that draft emit so many tokens."""
     found = []
@@ -220,26 +217,26 @@ def test_drafting_that_takes_longer_than_it_saves_rests_longer_and_longer(
     found = rooms(governor, emitted, draft, 1500)
     rests, pause = [9] * TRIES, SHORTEST
     while len(rests) < len(found):
-        rests += [GLANCE_OR_NOT[left % GLANCE == GLANCE // 2] for left in range(pause, 0, -1)]
+        steps = range(len(rests), len(rests) + pause)
+        rests += [9 if at % GLANCE == FIRST else 0 for at in steps]
         rests += [9] * AGAIN
         pause = min(2 * pause, LONGEST)
     assert found == rests[:1500]
 
 
-def test_a_glance_asks_the_nearest_database_alone_and_ends_a_rest_that_is_over() -> None:
-    governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
-    rooms(governor, 1, 0.5, TRIES)
-    while not (glance := governor.budget(20)).nodes:
-        assert glance.near
-        governor.observe(step(0))
-    assert glance.near
-    governor.observe(step(3, 2))
-    assert governor.budget(20).near, "one token may be chance"
-    rooms(governor, 1, 0.5, AGAIN)
-    while not governor.budget(20).nodes:
-        governor.observe(step(0))
-    governor.observe(step(3, 3))
-    assert not governor.budget(20).near and governor.budget(20).nodes
+def test_a_glance_asks_near_databases_alone_and_ends_a_rest_that_is_over() -> None:
+    costs = Still({0: 1.0, 9: 1.0})
+    rooms(Governor(Drafting(nodes=9), 100, costs), 1, 0.5, TRIES)
+    for emitted, rests in ((2, True), (3, False)):
+        governor = Governor(Drafting(nodes=9), 100, costs)
+        for _ in range(FIRST):
+            waiting = governor.budget(20)
+            assert waiting.near and not waiting.nodes
+            governor.observe(step(0))
+        glance = governor.budget(20)
+        assert glance.near and glance.nodes == 9
+        governor.observe(step(3, emitted))
+        assert governor.budget(20).near == rests, "one token may be chance"
 
 
 def test_what_drafting_was_worth_is_known_in_the_next_answer() -> None:

@@ -122,6 +122,18 @@ def test_one_that_gets_chains_wrong_as_well_decodes_plainly(
     assert not made.info.can_tree, "while it is checked, it knows that already"
 
 
+class Losing(Made):
+    """The last accepted row is not kept."""
+
+    def accept(self, rows: Sequence[int]) -> None:
+        super().accept(rows[:-1])
+
+
+def test_one_that_does_not_keep_what_was_accepted_decodes_plainly() -> None:
+    info = checked(Losing(sound))
+    assert not info.can_tree and "its tree forward is off by " in info.note
+
+
 def test_one_that_says_so_itself_is_only_checked_for_plain_decoding() -> None:
     made = Made(refusing)
     made.info = replace(made.info, can_tree=False, note="made decodes plainly: it keeps a state.")

@@ -901,3 +901,19 @@ def test_a_window_smaller_than_the_text_is_respected(
     near = [(far[0] + 1) % 6144, *far[1:]]
     reach = gap(after(fresh, far), after(fresh, near))
     assert (reach < CLOSE) == (window == 8), "two layers of 8 do not see so far back"
+
+
+def test_a_long_text_behind_a_window_can_be_gone_back_in(
+    gguf_files: dict[str, Path], tmp_path: Path
+) -> None:
+    """What no layer looks at any more is still there when it is needed again."""
+    path = window_gguf(gguf_files["small-F32"], tmp_path / "window.gguf", 8)
+    backend, fresh = opened_gguf(path), opened_gguf(path)
+    for size, reused in ((2040, 0), (300, 299), (700, 300), (20, 19)):
+        prompt = prompt_of(size)
+        assert backend.prefill(prompt, never) == reused
+        tree = tree_of(prompt[-1])
+        found = backend.score(tree, GREEDY).row(len(tree)).copy()
+        assert gap(found, after(fresh, [*prompt, *PATHS[-1]])) < 10 * CLOSE, size
+        backend.accept([])
+        check_cells(backend)

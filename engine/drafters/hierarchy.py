@@ -47,7 +47,8 @@ class Hierarchy:
         self.first, self.grown = 1, False
         self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
         """What was found in this step: drafting asks first, learning asks again."""
-        self.nearest = tiers[:1]
+        self.near = tiers[:-1] or tiers
+        """All but the farthest, whose look-ups take the longest."""
         self.groups: list[Sequence[Tier]] = [tiers]
         if policy == "hierarchical":
             # What was harvested belongs to the context tier, though it has its own trust.
@@ -65,7 +66,7 @@ class Hierarchy:
         # A glance teaches nothing: what it would learn from takes the look-ups that it spares.
         self.grown = not budget.near
         if budget.nodes:
-            for group in [self.nearest] if budget.near else self.groups:
+            for group in [self.near] if budget.near else self.groups:
                 self.grow_from(group, tree, suffix, budget)
         tree.cut(max(before, budget.best))
         del self.bets[len(tree) - before :]
