@@ -74,7 +74,7 @@ def looks_like_path(source: str) -> bool:
     """Whether `source` names a folder rather than a hub id ("name" or "owner/name")."""
     path = Path(source)
     return (
-        path.exists()
+        os.path.exists(source)  # false, not an error, for a name that is too long
         or path.is_absolute()
         or source.startswith((".", "~"))
         or (source.count("/") > 1)
