@@ -13,6 +13,9 @@ from storage.database import Database
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = ROOT / "assets" / "models" / "tiny-chat" / "target"
+os.environ["OMP_NUM_THREADS"] = "1"
+"""Read by torch when it is imported. Two threads would wait for each other whenever something else
+runs beside the tests."""
 
 
 @pytest.fixture
@@ -28,13 +31,7 @@ def toy() -> ToyBackend:
 
 @pytest.fixture(scope="session")
 def embedded():
-    """The embedded target in float32, loaded once. Tests that use it carry the mark `model`.
-
-    One thread: two of them wait for each other whenever something else runs beside the tests.
-    """
-    import torch
-
-    torch.set_num_threads(1)
+    """The embedded target in float32, loaded once. Tests that use it carry the mark `model`."""
     from engine.backends.load_transformers import load_transformers
 
     return load_transformers(str(EMBEDDED), dtype="float32", device="cpu")
