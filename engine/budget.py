@@ -96,17 +96,24 @@ class Governor:
 
     What it learns is kept with the costs, and so from answer to answer. A rest is no sleep: now and
     then the near databases are asked, and two of their tokens accepted end the rest. So text that
-    was there before is drafted soon, whatever came in between.
+    was there before is drafted soon, whatever came in between. What has a gate of its own does not
+    rest: `rests` says so.
     """
 
-    def __init__(self, drafting: Drafting, vocabulary: int, costs: CostCurve | None) -> None:
-        self.drafting, self.vocabulary = drafting, vocabulary
+    def __init__(
+        self,
+        drafting: Drafting,
+        vocabulary: int,
+        costs: CostCurve | None,
+        rests: bool = True,
+    ) -> None:
+        self.drafting, self.vocabulary, self.rests = drafting, vocabulary, rests
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
         self.steps = 0
 
     def budget(self, depth: int) -> Budget:
         """The budget of the next step, whose tree may be `depth` levels deep."""
-        resting = self.costs is not None and self.costs.trial.rest > 0
+        resting = self.rests and self.costs is not None and self.costs.trial.rest > 0
         glance = self.steps % GLANCE == FIRST
         self.steps += 1
         room = 0 if resting and not glance else depth
@@ -124,6 +131,8 @@ class Governor:
         looking = step.draft_seconds - learning - models
         other = step.sample_seconds + step.other_seconds
         self.costs.observe(nodes, step.verify_seconds, looking, learning + other)
+        if not self.rests:
+            return
         trial = self.costs.trial
         if trial.rest:
             trial.rest = 0 if emitted > 2 else trial.rest - 1

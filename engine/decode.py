@@ -18,7 +18,7 @@ from engine.errors import PromptError
 from engine.settings import Drafting, Generation
 from engine.text import TextStream
 from engine.tree import Tree
-from engine.types import TARGET, Finish, Prefill, Step, Token, Work
+from engine.types import STACK, TARGET, Finish, Prefill, Step, Token, Work
 from engine.verify import verifier
 
 
@@ -46,7 +46,8 @@ def decode(
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
     lesson, vocabulary = Lesson(drafters, tokens), backend.info.vocabulary_size
-    governor = Governor(drafting, vocabulary, costs)
+    rests = any(drafter.name != STACK for drafter in drafters)
+    governor = Governor(drafting, vocabulary, costs, rests)
     rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
     try:
         clock = perf_counter()

@@ -20,7 +20,7 @@ from engine.decode import never
 from engine.drafters.base import Drafter, Likely
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree
-from engine.types import DRAFT, Work
+from engine.types import DRAFT, STACK, Work
 from engine.verify import Verifier, Walk
 
 LAG = 8
@@ -178,7 +178,7 @@ class Stack:
     at first, then observed. Without a measured cost curve it drafts whenever the databases did not.
     """
 
-    name = "draft models"
+    name = STACK
 
     def __init__(self, top: Level, tokens: float, seconds: float) -> None:
         self.top, self.tokens, self.seconds = top, tokens, seconds
@@ -187,7 +187,7 @@ class Stack:
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Let the top level draft, unless others are better at it here."""
-        self.drafting = not budget.near and self.pays(tree, budget)
+        self.drafting = self.pays(tree, budget)
         if not self.drafting:
             return {}
         chain, clock = Tree(tokens[-1]), perf_counter()
