@@ -80,10 +80,7 @@ def load(page: Page, label: str, words: str) -> None:
 
 def chat(page: Page, text: str) -> str:
     open_tab(page, "Chat")
-    answers = page.locator("#tokens .turn.answered")
-    before = answers.count()
     send(page, text)
-    expect(answers).to_have_count(before + 1)
     finished(page)
     said = answer(page)
     open_tab(page, "Models")
