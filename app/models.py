@@ -195,28 +195,21 @@ class Models:
         if not self.busy.acquire(blocking=False):
             raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
         self.stopping.clear()
-        reports: SimpleQueue[Progress | StrataError | None] = SimpleQueue()
 
-        def work() -> None:
-            outcome = None
+        def work(report: Report) -> None:
             try:
-                self.bring(source, runtime, drafts, reports.put)
-            except StrataError as error:
-                outcome = error
+                self.bring(source, runtime, drafts, report)
+            except StrataError:
+                raise
             except Exception as error:
                 # Whatever is wrong, the app goes on, and someone has to be told.
-                outcome = ModelError(
+                raise ModelError(
                     f"{title_of(source)} was not loaded: {first_line(error)}. Choose another one."
-                )
-            self.busy.release()
-            reports.put(outcome)
+                ) from error
+            finally:
+                self.busy.release()
 
-        # A thread of its own: who waits for the progress may go away, and the load goes on.
-        threading.Thread(target=work, name="loader", daemon=True).start()
-        while (report := reports.get()) is not None:
-            if isinstance(report, StrataError):
-                raise report
-            yield report
+        yield from reported(work)
 
     def bring(self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report) -> None:
         """Everything from a source to a model in use."""
@@ -375,3 +368,26 @@ def size_of(source: str) -> int:
     with suppress(OSError):
         return sum(file.stat().st_size for file in files)
     return 0
+
+
+def reported(work: Callable[[Report], None]) -> Iterator[Progress]:
+    """What a piece of work reports while it is done; raises its error.
+
+    It has a thread of its own: who waits for the reports may go away, and the work goes on.
+    """
+    reports: SimpleQueue[Progress | StrataError | None] = SimpleQueue()
+
+    def run() -> None:
+        outcome = None
+        try:
+            work(reports.put)
+        except StrataError as error:
+            outcome = error
+        finally:
+            reports.put(outcome)
+
+    threading.Thread(target=run, name="loader", daemon=True).start()
+    while (report := reports.get()) is not None:
+        if isinstance(report, StrataError):
+            raise report
+        yield report

@@ -6,7 +6,6 @@ their own functions in the place of these.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from engine.backends import load as loaders
@@ -53,18 +52,7 @@ def load(source: str, runtime: Runtime) -> Backend:
 
 def need(source: str, runtime: Runtime) -> Need:
     """What a model takes. Raises ModelError where that cannot be told."""
-    path = Path(local(source)).expanduser()
-    if not path.is_file():
-        return loaders.memory_need(source, runtime)
-    found = path.stat()
-    return need_of_file(str(path), runtime, (found.st_size, found.st_mtime_ns))
-
-
-@lru_cache(maxsize=64)
-def need_of_file(path: str, runtime: Runtime, state: tuple[int, int]) -> Need:
-    """What the model in a file takes, asked once: llama.cpp answers in a process of its own. A file
-    of another `state`, size and time, is another file."""
-    return loaders.memory_need(path, runtime)
+    return loaders.memory_need(local(source), runtime)
 
 
 @dataclass(frozen=True, slots=True)

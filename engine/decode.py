@@ -46,8 +46,7 @@ def decode(
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
     lesson, vocabulary = Lesson(drafters, tokens), backend.info.vocabulary_size
-    rests = any(drafter.name != STACK for drafter in drafters)
-    governor = Governor(drafting, vocabulary, costs, rests)
+    governor = Governor(drafting, vocabulary, costs, any(d.name != STACK for d in drafters))
     rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
     try:
         clock = perf_counter()
@@ -77,17 +76,9 @@ def decode(
             backend.accept(rows[: len(emitted) - 1])
             tokens += chosen[: len(emitted)]
             lesson.add(len(emitted), successors(scores, (0, *rows)))
-            kept = perf_counter()
-            step = Step(
-                index,
-                tuple(emitted),
-                **count(tree, rows[: len(emitted)], work),
-                draft_seconds=drafted - clock,
-                verify_seconds=scored - drafted,
-                sample_seconds=sampled - scored,
-                other_seconds=kept - sampled,
-                finish=answer.finish,
-            )
+            times = clocked(clock, drafted, scored, sampled, perf_counter())
+            counts = count(tree, rows[: len(emitted)], work)
+            step = Step(index, tuple(emitted), **counts, **times, finish=answer.finish)
             governor.observe(step, learning=learned - clock)
             yield step
             index += 1
@@ -200,6 +191,18 @@ class Answer:
             if self.finish is not None:
                 break
         return emitted
+
+
+def clocked(
+    start: float, drafted: float, scored: float, sampled: float, end: float
+) -> dict[str, Any]:
+    """The times of a Step, from when its parts were over."""
+    return {
+        "draft_seconds": drafted - start,
+        "verify_seconds": scored - drafted,
+        "sample_seconds": sampled - scored,
+        "other_seconds": end - sampled,
+    }
 
 
 def count(tree: Tree, accepted: Sequence[int], work: Mapping[str, Work]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Drafting(Checked):
 
 FLASH_ATTENTION = ("auto", "on", "off")
 CACHE_TYPES = ("auto", "f32", "f16", "q8_0", "q4_0")
-"""auto: float32 for weights in float32, else float16."""
+"""auto: the most exact, float32, on the processor; float16 on a GPU."""
 
 
 def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:

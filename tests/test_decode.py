@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from engine.backends.base import Backend
-from engine.backends.toy import END, ToyBackend, ToyScores, toy_logits
+from engine.backends.scores import LogitScores
+from engine.backends.toy import END, ToyBackend, toy_logits
 from engine.budget import Budget
 from engine.costs import CostCurve
 from engine.decode import decode
@@ -204,7 +205,8 @@ def test_drafters_hear_what_else_the_target_thought_of() -> None:
         for step, places in zip(steps, heard, strict=True):
             assert places is not None and len(places) == len(step.tokens)
             for place in places:
-                alone = ToyScores([toy_logits(tuple(text[at - 2 : at]))], [at], LONG.sampling)
+                logits = toy_logits(tuple(text[at - 2 : at]))
+                alone = LogitScores([logits].__getitem__, [at], LONG.sampling)
                 assert place == alone.likely(0)
                 assert place[0][0] == text[at], "at temperature 0 the likeliest was chosen"
                 at += 1

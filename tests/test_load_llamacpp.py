@@ -1,9 +1,11 @@
 """Loading GGUF files: what cannot be used is refused in a sentence, and all else goes on."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -276,12 +278,35 @@ def test_weights_that_are_no_numbers(gguf_files: dict[str, Path], tmp_path: Path
     )
 
 
+def test_the_probe_is_asked_once_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def probe(path: Path, runtime: Runtime) -> Probe:
+        sizes.append(path.stat().st_size)
+        problem = "damaged" if sizes[-1] == 8 else ""
+        return Probe(problem, weights=sizes[-1], cache=runtime.context_length)
+
+    monkeypatch.setattr("engine.backends.load_llamacpp.probe", probe)
+    file = tmp_path / "it.gguf"
+    for text, times, asked in (("GGUF one", 2, 2), ("GGUF four", 3, 1), ("GGUF longer", 2, 1)):
+        file.write_text(text)
+        sizes.clear()
+        for _ in range(times):
+            with suppress(ModelError):
+                assert memory_need(str(file), RUNTIME).weights == len(text) != 8
+        assert len(sizes) == asked, "what cannot be used is asked again"
+    assert memory_need(str(file), Runtime(context_length=64)).cache == 64
+
+
 def test_what_fails_after_the_probe_is_the_same_error(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes meanwhile, memory that is gone."""
     import llama_cpp
 
+    tiny = Path(shutil.copy(tiny, tmp_path))
     monkeypatch.setattr("engine.backends.load_llamacpp.probe", lambda *_: Probe())
     for name in ("llama_init_from_model", "llama_model_load_from_file"):
         freed: list[Any] = []

@@ -9,7 +9,8 @@ from itertools import permutations
 import pytest
 
 from engine.backends.base import Backend
-from engine.backends.toy import VOCABULARY, ToyBackend, ToyScores, deviating
+from engine.backends.scores import LogitScores
+from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.budget import Budget
 from engine.calibration import Calibration
 from engine.chat import Chat
@@ -137,7 +138,7 @@ class Strict(ToyBackend):
         assert max(tokens) < self.info.vocabulary_size
         return super().prefill(tokens, cancelled)
 
-    def score(self, tree: Tree, sampling: Sampling) -> ToyScores:
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         assert len(self.cache) + max(tree.depths) < self.info.context_length
         assert max(tree.tokens) < self.info.vocabulary_size
         return super().score(tree, sampling)
@@ -519,9 +520,9 @@ def lenient_walk(
     return rows, emitted
 
 
-def shifted_choice(scores: ToyScores, row: int) -> int:
+def shifted_choice(scores: LogitScores, row: int) -> int:
     """Broken on purpose: noise that depends on the row of the tree."""
-    return choose(scores.rows[row], scores.sampling, scores.positions[row] + row)
+    return choose(scores.row(row), scores.sampling, scores.positions[row] + row)
 
 
 def forgetful_accept(backend: ToyBackend, rows: Sequence[int]) -> None:
@@ -534,7 +535,7 @@ def forgetful_accept(backend: ToyBackend, rows: Sequence[int]) -> None:
     ("owner", "name", "broken"),
     [
         (Tree, "walk", lenient_walk),
-        (ToyScores, "choose", shifted_choice),
+        (LogitScores, "choose", shifted_choice),
         (ToyBackend, "accept", forgetful_accept),
     ],
 )

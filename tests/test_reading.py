@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from engine.backends import load as loaders
 from engine.backends import sources
 from engine.backends.memory import Need
 from engine.backends.toy import ToyBackend
-from engine.errors import ModelError
 from engine.settings import Runtime
 from tests.conftest import EMBEDDED, ROOT
 
@@ -86,30 +84,6 @@ def test_a_file_from_the_hub_is_read_where_the_cache_keeps_it(
         READING.need(source, RUNTIME)
     told = [path, "owner/name", "owner/name:gone.gguf"]
     assert asked == [(source, RUNTIME) for source in told for _ in range(2)]
-
-
-def test_a_file_is_asked_for_its_need_once_until_it_changes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sizes: list[int] = []
-
-    def need(source: str, runtime: Runtime) -> Need:
-        sizes.append(Path(source).stat().st_size)
-        if sizes[-1] == 4:
-            raise ModelError("It is damaged.")
-        return Need(1, sizes[-1], runtime.context_length)
-
-    monkeypatch.setattr(loaders, "memory_need", need)
-    file = tmp_path / "it.gguf"
-    for text, times, asked in (("one", 3, 1), ("longer", 2, 1), ("four", 2, 2)):
-        file.write_text(text)
-        sizes.clear()
-        for _ in range(times):
-            with suppress(ModelError):
-                assert READING.need(str(file), RUNTIME).weights == len(text)
-        assert len(sizes) == asked
-    file.write_text("one")
-    assert READING.need(str(file), Runtime(context_length=64)).cache == 64
 
 
 def test_models_on_this_machine_need_no_download() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from engine.backends.base import Backend
+from engine.backends.scores import LogitScores
 from engine.backends.toy import (
     END,
     VOCABULARY,
     ToyBackend,
-    ToyScores,
     deviating,
     toy_logits,
 )
@@ -289,7 +289,7 @@ def test_a_levels_time_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.hsd.stack.perf_counter", lambda: now[0])
 
     class Slow(ToyBackend):
-        def score(self, tree: Tree, sampling: Sampling) -> ToyScores:
+        def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
             now[0] += 1.0 if self.info.name == "small" else 10.0
             return super().score(tree, sampling)
 

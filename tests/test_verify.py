@@ -16,7 +16,8 @@ import pytest
 from scipy import stats
 
 from engine import verify
-from engine.backends.toy import ToyBackend, ToyScores, generator
+from engine.backends.scores import LogitScores
+from engine.backends.toy import ToyBackend, generator
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.hsd.stack import Level, Stack
@@ -291,13 +292,13 @@ DRAFTS = (blend(2, TARGET, 1.5), blend(3, TARGET, 1.0), blend(4, TARGET, 0.6))
 START = (0, 1)
 
 
-class Remembered(ToyScores):
+class Remembered(LogitScores):
     """Every law is computed once; nobody may write into it."""
 
     laws: ClassVar[dict[tuple[bytes, Sampling], Floats]] = {}
 
     def distribution(self, row: int) -> Floats:
-        key = self.rows[row].tobytes(), replace(self.sampling, seed=0)
+        key = self.row(row).tobytes(), replace(self.sampling, seed=0)
         if key not in self.laws:
             self.laws[key] = super().distribution(row)
             self.laws[key].flags.writeable = False
@@ -313,7 +314,7 @@ class Small(ToyBackend):
 
     def score(self, tree: Tree, sampling: Sampling) -> Remembered:
         scores = super().score(tree, sampling)
-        return Remembered(scores.rows, scores.positions, sampling)
+        return Remembered(scores.read, scores.positions, sampling)
 
 
 def stack(

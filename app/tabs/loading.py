@@ -1,15 +1,12 @@
-"""Where a model is loaded from: a button, its Stop, and how far it is."""
+"""Where a model is named, and where it is loaded from: a button, its Stop, how far it is."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 import gradio as gr
 
 from app.comparison import Pace
-from app.models import Progress, Report
-from engine.errors import StrataError
+from app.models import Progress
 
 UPDATE_SECONDS = 0.3
 
@@ -21,6 +18,21 @@ class Place:
     buttons: list[gr.Button]
     stop: gr.Button
     status: gr.HTML
+
+
+def build_adding(name: str) -> tuple[gr.Textbox, gr.Button]:
+    """Where a model is named, to be added to those that there are; their ids begin with `name`."""
+    with gr.Row(elem_classes="adding"):
+        box = gr.Textbox(
+            show_label=False,
+            container=False,
+            placeholder="Folder, GGUF file or Hugging Face id",
+            max_lines=1,
+            scale=5,
+            elem_id=f"{name}-source",
+        )
+        add = gr.Button("Add", size="sm", scale=1, min_width=60, elem_id=f"{name}-add")
+    return box, add
 
 
 def build_place(name: str, *titles: str) -> Place:
@@ -44,23 +56,3 @@ def paced(reports: Iterator[Progress]) -> Iterator[Progress]:
             yield report
     if late is not None:
         yield late
-
-
-def reported(work: Callable[[Report], None]) -> Iterator[Progress]:
-    """What a piece of work reports while it is done in a thread of its own; raises its error."""
-    reports: SimpleQueue[Progress | StrataError | None] = SimpleQueue()
-
-    def run() -> None:
-        outcome = None
-        try:
-            work(reports.put)
-        except StrataError as error:
-            outcome = error
-        finally:
-            reports.put(outcome)
-
-    threading.Thread(target=run, name="download", daemon=True).start()
-    while (report := reports.get()) is not None:
-        if isinstance(report, StrataError):
-            raise report
-        yield report

@@ -12,13 +12,13 @@ import gradio as gr
 from app import model_words
 from app.catalogue import Model
 from app.events import AT_ONCE, told, warn
-from app.models import Candidate, Progress, size_of, title_of
+from app.models import Candidate, Progress, reported, size_of, title_of
 from app.reading import kind_of, settled
 from app.session import Session
 from app.stack_words import fine
 from app.tabs import catalogue
 from app.tabs.catalogue import Card
-from app.tabs.loading import Place, build_place, paced, reported
+from app.tabs.loading import Place, build_adding, build_place, paced
 from app.tabs.settings import control, number
 from engine.errors import Cancelled, ModelError, StrataError
 from engine.settings import Runtime
@@ -74,17 +74,7 @@ def listing() -> tuple[gr.Radio, gr.Textbox, gr.Button]:
         "or a model of Hugging Face: owner/name, owner/name:file.gguf.</p>"
     )
     choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
-    with gr.Row(elem_classes="adding"):
-        box = gr.Textbox(
-            show_label=False,
-            container=False,
-            placeholder="Folder, GGUF file or Hugging Face id",
-            max_lines=1,
-            scale=5,
-            elem_id="models-source",
-        )
-        add = gr.Button("Add", size="sm", scale=1, min_width=60, elem_id="models-add")
-    return choice, box, add
+    return choice, *build_adding("models")
 
 
 def controls(

@@ -17,6 +17,7 @@ from app.reading import name_of
 from app.session import Session
 from app.stack_trials import Entry, entries
 from app.tabs.compare import choices
+from app.tabs.loading import build_adding
 from app.tabs.settings import Controls, methods
 from engine.errors import Cancelled, SettingError, StrataError
 from engine.hsd.family import Family
@@ -104,16 +105,7 @@ def models_card(session: Session) -> tuple[Any, ...]:
         container=False,
         elem_id="stack-models",
     )
-    with gr.Row(elem_classes="adding"):
-        box = gr.Textbox(
-            show_label=False,
-            container=False,
-            placeholder="Folder, GGUF file or Hugging Face id",
-            max_lines=1,
-            scale=5,
-            elem_id="stack-source",
-        )
-        add = gr.Button("Add", size="sm", scale=1, min_width=60, elem_id="stack-add")
+    box, add = build_adding("stack")
     models = gr.HTML(elem_id="stack-loaded", apply_default_css=False)
     with gr.Row(elem_classes="presets"):
         load = gr.Button("Load", size="sm", elem_id="stack-load")

@@ -9,7 +9,7 @@ why.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,14 @@ def need(source: str, runtime: Runtime) -> Need:
     if magic != MAGIC:
         problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
         raise refusal(source, problem)
+    state = path.stat()
+    return need_of(source, path, runtime, (state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def need_of(source: str, path: Path, runtime: Runtime, state: tuple[int, int]) -> Need:
+    """What the probe says of a file, asked once, as each answer takes a process of its own. A file
+    of another `state`, size and time, is another file."""
     found = probe(path, runtime)
     if found.problem:
         raise refusal(source, found.problem)

@@ -86,7 +86,6 @@ def load_transformers(
         model, tokenizer, describe(source, model, tokenizer, context_length)
     )
     backend.info = check(backend, partial(alone, backend), TOLERANCE[model.dtype])
-    backend.reset()
     return backend
 
 

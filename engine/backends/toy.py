@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from engine.backends.base import BackendInfo, common_prefix
-from engine.sampling import Floats, choose, distribution, likeliest, probabilities
+from engine.backends.scores import LogitScores
+from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -51,25 +52,6 @@ def deviating(deviation: float, key: int = 1) -> Callable[[tuple[int, ...]], Flo
         return toy_logits(suffix) + np.float32(deviation) * noise
 
     return logits
-
-
-class ToyScores:
-    """Logits per tree row, sampled when asked."""
-
-    def __init__(self, rows: list[Floats], positions: list[int], sampling: Sampling) -> None:
-        self.rows, self.positions, self.sampling = rows, positions, sampling
-
-    def choose(self, row: int) -> int:
-        return choose(self.rows[row], self.sampling, self.positions[row])
-
-    def distribution(self, row: int) -> Floats:
-        return distribution(self.rows[row], self.sampling)
-
-    def probability(self, row: int, token: int) -> float:
-        return float(probabilities(self.rows[row])[token])
-
-    def likely(self, row: int) -> list[tuple[int, float]]:
-        return likeliest(probabilities(self.rows[row]))
 
 
 class ToyBackend:
@@ -129,7 +111,7 @@ class ToyBackend:
         self.cache = wanted
         return reused
 
-    def score(self, tree: Tree, sampling: Sampling) -> ToyScores:
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         self.forwards += 1
         self.tree = tree
         suffixes: list[tuple[int, ...]] = []
@@ -137,7 +119,7 @@ class ToyBackend:
             before = tuple(self.cache[-MEMORY:]) if parent < 0 else suffixes[parent]
             suffixes.append((*before, token)[-MEMORY:])
         positions = [len(self.cache) + 1 + depth for depth in tree.depths]
-        return ToyScores([self.logits(suffix) for suffix in suffixes], positions, sampling)
+        return LogitScores(lambda row: self.logits(suffixes[row]), positions, sampling)
 
     def accept(self, rows: Sequence[int]) -> None:
         assert self.tree is not None, "accept follows score"
