@@ -79,10 +79,8 @@ class Budget:
             self.worth, self.best = worth, size
 
 
-TRIES, AGAIN = 12, 4
-"""Steps with drafting that are weighed before it may rest: at first, and after a rest."""
-MARGIN = 0.03
-"""The part of a plain step that drafting must save on average: less is within its uncertainty."""
+CREDIT, AGAIN = 6.0, 1.0
+"""Plain steps that drafting may lose before it rests: at most, and after a rest."""
 SHORTEST, LONGEST = 16, 512
 """Steps of a rest: the first, and the last after doubling again and again."""
 GLANCE = 32
@@ -138,15 +136,11 @@ class Governor:
             trial.rest = 0 if emitted > 2 else trial.rest - 1
             return
         plain = self.costs.seconds(0)
-        saved = emitted * plain - self.costs.seconds(nodes) - step.draft_seconds
-        trial.tries += 1
+        saved = emitted - (self.costs.seconds(nodes) + looking + models) / plain
         # One hiccup of the machine must not decide.
-        saved = max(saved, -plain)
-        trial.saved += (saved - trial.saved) / min(trial.tries, TRIES)
-        if trial.tries < (AGAIN if trial.pause else TRIES):
-            return
-        if trial.saved > MARGIN * plain:
+        trial.credit = min(trial.credit + max(saved, -1.0), CREDIT)
+        if trial.credit >= CREDIT:
             trial.pause = 0
-        else:
+        elif trial.credit < 0:
             trial.pause = min(max(SHORTEST, 2 * trial.pause), LONGEST)
-            trial.rest, trial.tries, trial.saved = trial.pause, 0, 0.0
+            trial.rest, trial.credit = trial.pause, AGAIN

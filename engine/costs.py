@@ -44,12 +44,11 @@ IDLE = 128
 class Trial:
     """Whether drafting pays, as it was found in the answers so far (engine/budget.py weighs it).
 
-    `saved` are the seconds that it saved per step in the last `tries` steps, `rest` the steps that
-    it is left out for from now on, and `pause` those of the last rest.
+    `credit` is what it may lose before it rests, in plain steps; what it saves adds to it. `rest`
+    are the steps that it is left out for from now on, and `pause` those of the last rest.
     """
 
-    saved: float = 0.0
-    tries: int = 0
+    credit: float = 3.0
     rest: int = 0
     pause: int = 0
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.budget import AGAIN, FIRST, GLANCE, LONGEST, SHORTEST, TRIES, Budget, Governor
-from engine.costs import IDLE, LARGEST, CostCurve
+from engine.budget import AGAIN, CREDIT, FIRST, GLANCE, LONGEST, SHORTEST, Budget, Governor
+from engine.costs import IDLE, LARGEST, CostCurve, Trial
 from engine.settings import Drafting
 from engine.types import Step, Token
 
@@ -209,24 +209,34 @@ class Still(CostCurve):
         """Nothing."""
 
 
-@pytest.mark.parametrize(("emitted", "draft"), [(1, 0.1), (2, 1.5), (4, 3.0)])
+def tries(credit: float, loss: float) -> int:
+    """The steps after which more than the credit is lost."""
+    return int(credit // loss) + 1
+
+
+FIRST_REST = tries(Trial().credit, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("emitted", "draft", "loss"), [(1, 0.125, 0.125), (2, 1.5, 0.5), (4, 3.5, 0.5), (1, 99.0, 1.0)]
+)
 def test_drafting_that_takes_longer_than_it_saves_rests_longer_and_longer(
-    emitted: int, draft: float
+    emitted: int, draft: float, loss: float
 ) -> None:
     governor = Governor(Drafting(nodes=9), 100, Still({0: 1.0, 9: 1.0}))
     found = rooms(governor, emitted, draft, 1500)
-    rests, pause = [9] * TRIES, SHORTEST
+    rests, pause = [9] * tries(Trial().credit, loss), SHORTEST
     while len(rests) < len(found):
         steps = range(len(rests), len(rests) + pause)
         rests += [9 if at % GLANCE == FIRST else 0 for at in steps]
-        rests += [9] * AGAIN
+        rests += [9] * tries(AGAIN, loss)
         pause = min(2 * pause, LONGEST)
     assert found == rests[:1500]
 
 
 def test_a_glance_asks_near_databases_alone_and_ends_a_rest_that_is_over() -> None:
     costs = Still({0: 1.0, 9: 1.0})
-    rooms(Governor(Drafting(nodes=9), 100, costs), 1, 0.5, TRIES)
+    rooms(Governor(Drafting(nodes=9), 100, costs), 1, 0.5, FIRST_REST)
     for emitted, rests in ((2, True), (3, False)):
         governor = Governor(Drafting(nodes=9), 100, costs)
         for _ in range(FIRST):
@@ -239,9 +249,16 @@ def test_a_glance_asks_near_databases_alone_and_ends_a_rest_that_is_over() -> No
         assert governor.budget(20).near == rests, "one token may be chance"
 
 
+def test_what_draft_models_take_is_lost_and_what_learning_takes_is_not() -> None:
+    costs = Still({0: 1.0, 9: 1.0})
+    before = costs.trial.credit
+    Governor(Drafting(), 100, costs).observe(step(3, 2, 1.75, draft_small=1.0), learning=0.5)
+    assert costs.trial.credit == before + 2 - (1.0 + 0.25 + 1.0)
+
+
 def test_what_drafting_was_worth_is_known_in_the_next_answer() -> None:
     costs = Still({0: 1.0, 9: 1.0})
-    rooms(Governor(Drafting(nodes=9), 100, costs), 1, 0.5, TRIES)
+    rooms(Governor(Drafting(nodes=9), 100, costs), 1, 0.5, FIRST_REST)
     assert Governor(Drafting(nodes=9), 100, costs).budget(20).near
 
 
@@ -257,7 +274,8 @@ def test_after_a_good_time_the_first_rest_is_short_again() -> None:
     assert governor.costs is not None
     while governor.costs.trial.rest:
         rooms(governor, 1, 0.5, 1)
-    rooms(governor, 4, 0.5, 5 * TRIES)
+    rooms(governor, 4, 0.5, 10)
+    assert governor.costs.trial.credit == CREDIT, "what was saved long ago counts no more"
     while not governor.costs.trial.rest:
         rooms(governor, 1, 0.5, 1)
     assert governor.costs.trial.rest == SHORTEST
