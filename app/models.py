@@ -199,17 +199,10 @@ class Models:
         def work(report: Report) -> None:
             try:
                 self.bring(source, runtime, drafts, report)
-            except StrataError:
-                raise
-            except Exception as error:
-                # Whatever is wrong, the app goes on, and someone has to be told.
-                raise ModelError(
-                    f"{title_of(source)} was not loaded: {first_line(error)}. Choose another one."
-                ) from error
             finally:
                 self.busy.release()
 
-        yield from reported(work)
+        yield from reported(title_of(source), work)
 
     def bring(self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report) -> None:
         """Everything from a source to a model in use."""
@@ -370,21 +363,24 @@ def size_of(source: str) -> int:
     return 0
 
 
-def reported(work: Callable[[Report], None]) -> Iterator[Progress]:
-    """What a piece of work reports while it is done; raises its error.
+def reported(title: str, work: Callable[[Report], None]) -> Iterator[Progress]:
+    """What loading the model of that title reports while it is done; raises its error.
 
     It has a thread of its own: who waits for the reports may go away, and the work goes on.
     """
     reports: SimpleQueue[Progress | StrataError | None] = SimpleQueue()
 
     def run() -> None:
-        outcome = None
+        outcome: StrataError | None = None
         try:
             work(reports.put)
         except StrataError as error:
             outcome = error
-        finally:
-            reports.put(outcome)
+        except Exception as error:
+            # Whatever is wrong, the app goes on, and someone has to be told.
+            problem = f"{title} was not loaded: {first_line(error)}. Choose another one."
+            outcome = ModelError(problem)
+        reports.put(outcome)
 
     threading.Thread(target=run, name="loader", daemon=True).start()
     while (report := reports.get()) is not None:

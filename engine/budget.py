@@ -19,8 +19,8 @@ class Budget:
 
     `floor` is the least path probability worth considering. `best` is the number of nodes at which
     the tree was worth most so far; `expected` is E, the number of tokens the tree as grown so far
-    is expected to emit, its bonus token included. `near` asks for drafts of near
-    databases alone, those that are as good as free to look into.
+    is expected to emit, its bonus token included. `near` asks for drafts of near databases alone,
+    those that are as good as free to look into.
     """
 
     __slots__ = (
@@ -94,8 +94,8 @@ class Governor:
 
     What it learns is kept with the costs, and so from answer to answer. A rest is no sleep: now and
     then the near databases are asked, and two of their tokens accepted end the rest. So text that
-    was there before is drafted soon, whatever came in between. What has a gate of its own does not
-    rest: `rests` says so.
+    was there before is drafted soon, whatever came in between. Draft models alone do not rest, as
+    they have a gate of their own: `rests` says so.
     """
 
     def __init__(

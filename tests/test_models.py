@@ -443,6 +443,17 @@ def test_what_no_one_foresaw_is_an_error_of_ours_too(session: Session, shop: Sho
     assert ask(session).text
 
 
+def test_a_download_that_no_one_foresaw_to_fail_says_so() -> None:
+    def fall(report: models.Report) -> None:
+        report(Progress(0.5, "halfway"))
+        raise OSError("cable cut")
+
+    found = models.reported("two", fall)
+    assert next(found) == Progress(0.5, "halfway")
+    with pytest.raises(ModelError, match="two was not loaded: cable cut. Choose another one."):
+        next(found)
+
+
 def test_a_memory_of_models_that_fails_costs_no_model(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

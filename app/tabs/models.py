@@ -253,7 +253,7 @@ class Handlers:
             models.stopping.clear()
             for draft in drafts:
                 if not models.reading.present(draft.source):
-                    yield from reported(partial(models.fetch, draft.source))
+                    yield from reported(draft.name, partial(models.fetch, draft.source))
             here = [d for d in card.entry.drafts if models.reading.present(d.source)]
             for draft in here:
                 stacks.offer(draft.source)
