@@ -15,7 +15,7 @@ test: setup-dev chromium
 check: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy engine storage bench app
+	$(BIN)/mypy engine storage bench training app
 	$(BIN)/mypy app.py
 
 setup: $(VENV)/.run

@@ -56,17 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Write the file and say how large it is."""
-    known = types()
-    if options.type not in known:
-        raise SettingError(f"There is no type {options.type!r}. Choose from: {', '.join(known)}.")
-    if options.type == FLOAT16:
-        write(options.source, options.target)
-    else:
-        with tempfile.TemporaryDirectory(dir=options.target.parent) as folder:
-            exact = Path(folder) / "exact.gguf"
-            write(options.source, exact)
-            quantize(exact, options.target, options.type, options.threads)
+    convert(options.source, options.target, options.type, options.threads)
     print(f"{options.target.name}: {options.target.stat().st_size:,} bytes, {options.type}")
+
+
+def convert(source: Path, target: Path, kind: str, threads: int) -> None:
+    """Write the model in a folder as a GGUF file. Raises SettingError for a type unknown."""
+    known = types()
+    if kind not in known:
+        raise SettingError(f"There is no type {kind!r}. Choose from: {', '.join(known)}.")
+    if kind == FLOAT16:
+        write(source, target)
+        return
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        exact = Path(folder) / "exact.gguf"
+        write(source, exact)
+        quantize(exact, target, kind, threads)
 
 
 def quantize(source: Path, target: Path, kind: str, threads: int) -> None:

@@ -10,9 +10,21 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"engine", "storage", "app", "bench"}
 ENGINE, STORAGE = (sorted((ROOT / name).rglob("*.py")) for name in ("engine", "storage"))
-APP = sorted((ROOT / "app").rglob("*.py"))
+APP, BENCH, TRAINING = (
+    sorted((ROOT / name).rglob("*.py")) for name in ("app", "bench", "training")
+)
 HEAVY = {"torch", "transformers", "llama_cpp"}
-ENGINE_NEVER = {"storage", "app", "bench", "tests", "gradio", "sqlite3", "sqlite_utils", "plotly"}
+ENGINE_NEVER = {
+    "storage",
+    "app",
+    "bench",
+    "training",
+    "tests",
+    "gradio",
+    "sqlite3",
+    "sqlite_utils",
+    "plotly",
+}
 
 
 def name_of(path: Path) -> str:
@@ -40,7 +52,7 @@ def test_the_reader_of_imports_sees_them_all() -> None:
 
 
 def test_there_is_something_to_read() -> None:
-    assert len(ENGINE) > 15 and len(STORAGE) > 5 and len(APP) > 5
+    assert len(ENGINE) > 15 and len(STORAGE) > 5 and len(APP) > 5 and len(TRAINING) > 5
     folders = {path.parent.name for path in ENGINE}
     assert folders == {"engine", "backends", "drafters", "hsd"}, "subfolders obey the same rules"
 
@@ -59,20 +71,30 @@ def test_storage_takes_values_and_errors_from_the_engine_and_nothing_else(path: 
         "engine.types",
         "engine.errors",
     }
-    assert not packages(path) & (HEAVY | {"app", "bench", "gradio", "plotly"})
+    assert not packages(path) & (HEAVY | {"app", "bench", "training", "gradio", "plotly"})
 
 
 @pytest.mark.parametrize("path", APP, ids=name_of)
 def test_the_app_leaves_torch_and_sql_to_others(path: Path) -> None:
-    assert not packages(path) & (HEAVY | {"sqlite3", "sqlite_utils", "bench", "tests"})
+    assert not packages(path) & (HEAVY | {"sqlite3", "sqlite_utils", "bench", "training", "tests"})
 
 
-@pytest.mark.parametrize("path", [*ENGINE, *STORAGE, *APP], ids=name_of)
+@pytest.mark.parametrize("path", BENCH, ids=name_of)
+def test_measurements_know_neither_the_interface_nor_the_training(path: Path) -> None:
+    assert not packages(path) & {"app", "training", "tests", "gradio"}
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=name_of)
+def test_the_training_knows_no_interface(path: Path) -> None:
+    assert not packages(path) & {"app", "storage", "tests", "gradio"}
+
+
+@pytest.mark.parametrize("path", [*ENGINE, *STORAGE, *APP, *TRAINING], ids=name_of)
 def test_imports_are_absolute(path: Path) -> None:
     assert not [name for name in imports(path.read_text(encoding="utf-8")) if name[0] == "."]
 
 
-@pytest.mark.parametrize("path", [*ENGINE, *STORAGE, *APP], ids=name_of)
+@pytest.mark.parametrize("path", [*ENGINE, *STORAGE, *APP, *TRAINING], ids=name_of)
 def test_files_are_short_and_say_what_they_are(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 400

@@ -1,0 +1,1 @@
+"""The recipe of the embedded family: from texts to tokens, from tokens to weights, to files."""

@@ -1,0 +1,148 @@
+"""From texts to packed tokens, and to the tokenizer itself where none is given.
+
+Writes OUTPUT/tokenizer, OUTPUT/train (packed tokens) and OUTPUT/held.jsonl, the documents that are
+kept from training, as text: models with other tokenizers are measured on them too.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from engine.errors import SettingError
+from training import corpus
+from training.documents import Document, read
+
+BEGIN, END = "<|bos|>", "<|end|>"
+SPECIAL = [BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>"]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|' + m['role'] + '|>' + m['content'] | trim + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+BATCH = 1000
+LARGEST = 1 << 16
+"""Packed tokens have two bytes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `training prepare`."""
+    add = parser.add_argument
+    add("texts", nargs="+", type=Path, help="JSON lines, also xz-compressed")
+    add("--output", required=True, type=Path, help="a folder for tokens and tokenizer")
+    add("--tokenizer", type=Path, help="take this one instead of training one")
+    add("--vocabulary", type=int, default=6144, help="tokens of a tokenizer to be trained")
+    add("--context", type=int, default=2048, help="positions that its models have")
+    add("--sample", type=float, default=1.0, help="the part of the documents to take")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write tokenizer, packed tokens and held-out documents; print what there is."""
+    if not 0 < options.sample <= 1:
+        raise SettingError(f"The sample is {options.sample}. It must be above 0 and at most 1.")
+    if not 300 <= options.vocabulary <= LARGEST:
+        raise SettingError(
+            f"The vocabulary is {options.vocabulary:,}. It must be from 300 to {LARGEST:,} tokens."
+        )
+    options.output.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer_of(options)
+    tokenizer.save_pretrained(options.output / "tokenizer")
+    tokens: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+
+    def packed() -> Iterator[tuple[str, list[int]]]:
+        for document, ids in tokenized(tokenizer, training_texts(options)):
+            tokens[document.source] += len(ids)
+            sizes[document.source] += document.size
+            yield document.source, ids
+
+    corpus.write(options.output / "train", packed())
+    held = hold_out(options)
+    print(f"{'source':24} {'tokens':>12} {'bytes/token':>12} {'held out':>9}")
+    for source in sorted(tokens):
+        each = sizes[source] / tokens[source]
+        print(f"{source:24} {tokens[source]:12,} {each:12.2f} {held[source]:9,}")
+    print(f"{'all':24} {tokens.total():12,} {sizes.total() / tokens.total():12.2f}", end=" ")
+    print(f"{held.total():9,}")
+
+
+def training_texts(options: argparse.Namespace) -> Iterator[Document]:
+    """The documents to train on."""
+    for document in read(options.texts, options.sample):
+        if not document.held:
+            yield document
+
+
+def hold_out(options: argparse.Namespace) -> Counter[str]:
+    """Write the held-out documents; returns how many there are of each source."""
+    held: Counter[str] = Counter()
+    with (options.output / "held.jsonl").open("w", encoding="utf-8") as file:
+        for document in read(options.texts, options.sample):
+            if document.held:
+                held[document.source] += 1
+                file.write(json.dumps(document.record, ensure_ascii=False) + "\n")
+    return held
+
+
+def tokenizer_of(options: argparse.Namespace) -> Any:
+    """The one that is given, or one made for these texts."""
+    if options.tokenizer:
+        try:
+            return AutoTokenizer.from_pretrained(str(options.tokenizer), trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise SettingError(
+                f"There is no tokenizer in {str(options.tokenizer)!r}: {error}"
+            ) from error
+    texts = (part for document in training_texts(options) for part in document.parts)
+    return train_tokenizer(texts, options.vocabulary, options.context)
+
+
+def train_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:
+    """A byte-level BPE tokenizer with the chat template of the family."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(tqdm(texts, desc="Tokenizer", unit=" texts"), trainer)
+    wrapper: Any = PreTrainedTokenizerFast
+    return wrapper(
+        tokenizer_object=tokenizer,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=END,
+        extra_special_tokens=SPECIAL[2:],
+        clean_up_tokenization_spaces=False,
+        model_max_length=context,
+        chat_template=TEMPLATE,
+    )
+
+
+def rendered(tokenizer: Any, document: Document) -> str:
+    """The document as a model reads it."""
+    if document.messages:
+        text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
+        return str(text)
+    return str(tokenizer.bos_token) + document.text
+
+
+def tokenized(
+    tokenizer: Any, documents: Iterable[Document]
+) -> Iterator[tuple[Document, list[int]]]:
+    """Every document with its tokens."""
+    rest = iter(tqdm(documents, desc="Tokens", unit=" documents"))
+    while batch := list(islice(rest, BATCH)):
+        texts = [rendered(tokenizer, document) for document in batch]
+        ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        yield from zip(batch, ids, strict=True)

@@ -1,0 +1,134 @@
+"""Answers of models to the same questions side by side, and whether any of them runs in a loop.
+
+They are decoded by the engine, as in the chat.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from engine.backends.base import Backend
+from engine.backends.load import load
+from engine.chat import Chat
+from engine.errors import SettingError
+from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.types import Message, Step
+from training.bits import label
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+PERIOD, TIMES, LEAST = 32, 3, 24
+"""A loop says the same, of at most PERIOD tokens, TIMES times in a row and over LEAST tokens."""
+PLAIN = Drafting(tiers=(), nodes=0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said. `tokens` are without the one that ends the turn; `ended` says whether it
+    came."""
+
+    text: str
+    tokens: list[int]
+    ended: bool
+
+    @property
+    def loops(self) -> bool:
+        """Whether it says the same again and again."""
+        return longest_loop(self.tokens) > 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `training samples`."""
+    add = parser.add_argument
+    add("models", nargs="+", type=Path, help="folders or GGUF files")
+    add("--prompts", type=Path, default=PROMPTS, help='JSON lines with "prompt"')
+    add("--temperature", type=float, default=0.7)
+    add("--min-p", type=float, default=0.0)
+    add("--seeds", type=int, default=1, help="answers to each question; the first ones are shown")
+    add("--max-new-tokens", type=int, default=200)
+    add("--threads", type=int, default=0, help="0: as many as there are cores")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print all answers as Markdown, and how many end and how many loop."""
+    prompts = prompts_of(options.prompts)
+    if min(options.seeds, options.max_new_tokens) < 1:
+        raise SettingError("Ask for at least one seed and one token.")
+    samplings = [
+        Sampling(temperature=options.temperature, min_p=options.min_p, seed=seed)
+        for seed in range(options.seeds)
+    ]
+    said: dict[str, list[list[Answer]]] = {}
+    for path in options.models:
+        backend = load(str(path), Runtime(dtype="float32", threads=options.threads))
+        said[label(path)] = [
+            [answered(backend, prompt, each, options.max_new_tokens) for each in samplings]
+            for prompt in tqdm(prompts, desc=label(path), leave=False)
+        ]
+    print(
+        f"Temperature {options.temperature:g}, min-p {options.min_p:g}, seed 0, at most "
+        f"{options.max_new_tokens} tokens.\n"
+    )
+    for number, prompt in enumerate(prompts):
+        print(f"**{prompt}**\n")
+        for name, answers in said.items():
+            print(f"- *{name}*: {shown(answers[number][0])}")
+        print()
+    for name, answers in said.items():
+        every = [each for own in answers for each in own]
+        print(
+            f"{name}: {len(every)} answers, {sum(each.ended for each in every)} ended by "
+            f"themselves, {sum(each.loops for each in every)} in loops, "
+            f"{sum(len(each.tokens) for each in every) / len(every):.0f} tokens on average."
+        )
+
+
+def prompts_of(path: Path) -> list[str]:
+    """The questions. Raises SettingError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        prompts = [str(json.loads(line)["prompt"]) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(
+            f"The questions in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
+            'object with "prompt".'
+        ) from error
+    if not prompts:
+        raise SettingError(f"There are no questions in {str(path)!r}.")
+    return prompts
+
+
+def answered(backend: Backend, prompt: str, sampling: Sampling, tokens: int) -> Answer:
+    """What a model says to one question."""
+    chat = Chat(backend)
+    generation = Generation(sampling, max_tokens=tokens)
+    text, said, ended = "", list[int](), False
+    asked = chat.prompt([Message("user", prompt)])
+    for event in chat.reply(asked, (), generation, PLAIN):
+        if isinstance(event, Step):
+            text += "".join(token.text for token in event.tokens)
+            said += [token.id for token in event.tokens if token.id not in backend.info.eos_ids]
+            ended = event.finish == "eos"
+    return Answer(text, said, ended)
+
+
+def shown(answer: Answer) -> str:
+    """An answer in one line of a list."""
+    text = " / ".join(line.strip() for line in answer.text.splitlines() if line.strip())
+    return text + ("" if answer.ended else " [...]") + (" **(loops)**" if answer.loops else "")
+
+
+def longest_loop(tokens: Sequence[int]) -> int:
+    """The length of the longest part that only repeats itself, 0 where there is no loop."""
+    longest = 0
+    for period in range(1, PERIOD + 1):
+        run = 0
+        for at in range(period, len(tokens)):
+            run = run + 1 if tokens[at] == tokens[at - period] else 0
+            # The first of the repeated parts counts as well.
+            if run + period >= max(LEAST, TIMES * period):
+                longest = max(longest, run + period)
+    return longest
