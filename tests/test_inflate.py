@@ -328,7 +328,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that take no time: for the embedded model, and for one with a hidden size of 32."""
     from bench.shape import SHAPES, Shape
 
-    monkeypatch.setitem(SHAPES, "demo", Shape(1024, 704, 8, 8, 7))
+    monkeypatch.setitem(SHAPES, "demo", Shape(1024, 1040, 8, 8, 9))
     monkeypatch.setitem(SHAPES, "mini", Shape(128, 80, 16, 4, 4))
 
 

@@ -137,6 +137,10 @@ def test_nothing_to_measure_is_told(
     assert "There are no questions in" in capsys.readouterr().err
     assert main(["samples", target, "--seeds", "0"]) == 2
     assert "at least one seed" in capsys.readouterr().err
+    held = str(made / "held.jsonl")
+    for command in (["bits", held, target], ["acceptance", held, target], ["samples"]):
+        assert main([*command, target, target]) == 2
+        assert "are called the same" in capsys.readouterr().err
 
 
 def test_samples_are_answers_side_by_side(

@@ -21,7 +21,7 @@ from engine.hsd.family import Family
 from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
 from engine.settings import Runtime, Sampling
-from training.bits import label
+from training.bits import labelled
 from training.documents import Document, read
 
 REGULAR = ("tldr", "open_english_wordnet", "factbook")
@@ -47,8 +47,9 @@ def run(options: argparse.Namespace) -> None:
     """Print the matrix, and the tokens that a round of four drafts emits."""
     sampling = Sampling(temperature=options.temperature, min_p=options.min_p, seed=options.seed)
     runtime = Runtime(dtype="float32", threads=options.threads)
-    target = named(options.target, runtime)
-    family = Family(target, {label(folder): named(folder, runtime) for folder in options.drafts})
+    folders = labelled([options.target, *options.drafts])
+    target, *drafts = (named(name, folder, runtime) for name, folder in folders.items())
+    family = Family(target, {draft.info.name: draft for draft in drafts})
     chats = [d for d in read([options.held]) if d.source not in options.leave_out]
     chosen = questions(chats, options.prompts)
     if not chosen:
@@ -63,10 +64,10 @@ def run(options: argparse.Namespace) -> None:
     show(profiler.profile, len(prompts))
 
 
-def named(folder: Path, runtime: Runtime) -> Backend:
-    """A model whose name tells its family as well: two families have members of one name."""
+def named(name: str, folder: Path, runtime: Runtime) -> Backend:
+    """A model under a name that tells its family: two families have members of one name."""
     backend = load(str(folder), runtime)
-    backend.info = replace(backend.info, name=label(folder))
+    backend.info = replace(backend.info, name=name)
     return backend
 
 

@@ -7,7 +7,7 @@ without what came before it.
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -60,8 +60,9 @@ def run(options: argparse.Namespace) -> None:
     if not documents:
         raise SettingError(f"There are no documents in {str(options.held)!r}.")
     device = torch.device(options.device)
-    found = [held_out_bits(model, documents, device, options.context) for model in options.models]
-    print("| source | documents | bytes |", " | ".join(map(label, options.models)), "|")
+    models = labelled(options.models)
+    found = [held_out_bits(path, documents, device, options.context) for path in models.values()]
+    print("| source | documents | bytes |", " | ".join(models), "|")
     print("|---|--:|--:|" + "--:|" * len(found))
     for source in [*sorted(set(found[0]) - {ALL}), ALL]:
         first, each = found[0][source], [f"{bits[source].per_byte:.3f}" for bits in found]
@@ -72,6 +73,17 @@ def label(folder: Path) -> str:
     """A model's name and that of its family."""
     path = folder.resolve()
     return f"{path.parent.name}/{path.name}"
+
+
+def labelled(folders: Sequence[Path]) -> dict[str, Path]:
+    """Models by their labels. Raises SettingError where two have the same."""
+    models = {label(folder): folder for folder in folders}
+    if len(models) < len(folders):
+        raise SettingError(
+            f"Two of {', '.join(map(str, folders))} are called the same. Rename a folder or the "
+            "one that it is in."
+        )
+    return models
 
 
 def held_out_bits(

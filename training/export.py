@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from bench import to_gguf
 from engine.errors import ModelError
+from training.prepare import copy_tokenizer
 from training.train import loaded
 
 
@@ -61,4 +62,4 @@ def store(options: argparse.Namespace, folder: Path) -> None:
     config |= {"temperature": options.temperature, "min_p": options.min_p}
     model.generation_config = GenerationConfig.from_dict(config)
     model.half().save_pretrained(folder)
-    AutoTokenizer.from_pretrained(str(options.weights)).save_pretrained(folder)
+    copy_tokenizer(options.weights, folder)

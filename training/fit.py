@@ -176,7 +176,7 @@ class Fit:
 
 
 def mixed(device: torch.device) -> AbstractContextManager[Any]:
-    """Matrix products in bfloat16, where the machine has them."""
+    """Matrix products in bfloat16; weights and what the optimizers know stay in float32."""
     return torch.autocast(device.type, torch.bfloat16)
 
 

@@ -6,6 +6,7 @@ kept from training, as text: models with other tokenizers are measured on them t
 
 import argparse
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -28,6 +29,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 BATCH = 1000
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 LARGEST = 1 << 16
 """Packed tokens have two bytes."""
 
@@ -52,8 +54,7 @@ def run(options: argparse.Namespace) -> None:
             f"The vocabulary is {options.vocabulary:,}. It must be from 300 to {LARGEST:,} tokens."
         )
     options.output.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer_of(options)
-    tokenizer.save_pretrained(options.output / "tokenizer")
+    tokenizer = tokenizer_of(options, options.output / "tokenizer")
     tokens: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
 
@@ -91,17 +92,27 @@ def hold_out(options: argparse.Namespace) -> Counter[str]:
     return held
 
 
-def tokenizer_of(options: argparse.Namespace) -> Any:
-    """The one that is given, or one made for these texts."""
-    if options.tokenizer:
-        try:
-            return AutoTokenizer.from_pretrained(str(options.tokenizer), trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise SettingError(
-                f"There is no tokenizer in {str(options.tokenizer)!r}: {error}"
-            ) from error
-    texts = (part for document in training_texts(options) for part in document.parts)
-    return train_tokenizer(texts, options.vocabulary, options.context)
+def tokenizer_of(options: argparse.Namespace, folder: Path) -> Any:
+    """The one that is given, or one made for these texts; its files are in `folder` then."""
+    if not options.tokenizer:
+        texts = (part for document in training_texts(options) for part in document.parts)
+        tokenizer = train_tokenizer(texts, options.vocabulary, options.context)
+        tokenizer.save_pretrained(folder)
+        return tokenizer
+    try:
+        copy_tokenizer(options.tokenizer, folder)
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"There is no tokenizer in {str(options.tokenizer)!r}: {error}"
+        ) from error
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Take over the files of a tokenizer as they are: what loads and saves them adds to them."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copyfile(source / name, target / name)
 
 
 def train_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:

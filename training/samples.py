@@ -17,7 +17,7 @@ from engine.chat import Chat
 from engine.errors import SettingError
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message, Step
-from training.bits import label
+from training.bits import labelled
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PERIOD, TIMES, LEAST = 32, 3, 24
@@ -62,11 +62,11 @@ def run(options: argparse.Namespace) -> None:
         for seed in range(options.seeds)
     ]
     said: dict[str, list[list[Answer]]] = {}
-    for path in options.models:
+    for name, path in labelled(options.models).items():
         backend = load(str(path), Runtime(dtype="float32", threads=options.threads))
-        said[label(path)] = [
+        said[name] = [
             [answered(backend, prompt, each, options.max_new_tokens) for each in samplings]
-            for prompt in tqdm(prompts, desc=label(path), leave=False)
+            for prompt in tqdm(prompts, desc=name, leave=False)
         ]
     print(
         f"Temperature {options.temperature:g}, min-p {options.min_p:g}, seed 0, at most "

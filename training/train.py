@@ -16,6 +16,7 @@ from bench.shape import Shape
 from engine.errors import ModelError, SettingError
 from training.corpus import Corpus
 from training.fit import Fit, Loss, Plan
+from training.prepare import copy_tokenizer
 
 HEAD = 64
 """The size of every head: what the inflated models of the benchmarks are made for."""
@@ -63,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
     done = fit.run(options.minutes)
     weights = options.output / "weights"
     model.save_pretrained(weights)
-    tokenizer.save_pretrained(weights)
+    copy_tokenizer(options.data / "tokenizer", weights)
     print(f"{fit.step:,} of {plan.steps:,} steps in {fit.seconds / 60:.1f} minutes: {weights}")
     if not done:
         print("The same command goes on from here.")
