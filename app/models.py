@@ -380,7 +380,8 @@ def reported(title: str, work: Callable[[Report], None]) -> Iterator[Progress]:
             # Whatever is wrong, the app goes on, and someone has to be told.
             problem = f"{title} was not loaded: {first_line(error)}. Choose another one."
             outcome = ModelError(problem)
-        reports.put(outcome)
+        finally:
+            reports.put(outcome)
 
     threading.Thread(target=run, name="loader", daemon=True).start()
     while (report := reports.get()) is not None:

@@ -1,11 +1,10 @@
 """`python -m bench COMMAND`: one measurement per command."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from bench import ablation, inflate, lookup, overhead, replay, speed, stack, to_gguf
-from engine.errors import StrataError
+from bench.commands import run_command
 
 COMMANDS = {
     "ablation": ablation,
@@ -21,21 +20,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one measurement. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in COMMANDS.items():
-        about = (module.__doc__ or "").split("\n", 1)[0]
-        module.add_arguments(commands.add_parser(name, help=about))
-    options = parser.parse_args(arguments)
-    try:
-        COMMANDS[options.command].run(options)
-    except StrataError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Cancelled.", file=sys.stderr)
-        return 130
-    return 0
+    return run_command("python -m bench", __doc__, COMMANDS, arguments)
 
 
 if __name__ == "__main__":

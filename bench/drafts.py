@@ -15,6 +15,7 @@ from engine.chat import Chat
 from engine.errors import SettingError
 from engine.hsd.family import Family
 from engine.hsd.measure import TOKENS, Profiler
+from engine.hsd.profile import Profile
 from engine.methods import METHODS
 from engine.settings import Sampling
 
@@ -69,7 +70,13 @@ def load_family(
         lambda: databases.for_measuring().drafters(METHODS["hd"]),
         tokens,
     )
+    return Family(target, family.drafts, profile_of(profiler))
+
+
+def profile_of(profiler: Profiler) -> Profile:
+    """Run a profiler with a progress bar."""
     with tqdm(total=1.0, desc="Profiling", leave=False) as bar:
         for share in profiler.run():
             bar.update(share - bar.n)
-    return Family(target, family.drafts, profiler.profile)
+    assert profiler.profile is not None
+    return profiler.profile

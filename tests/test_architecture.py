@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"engine", "storage", "app", "bench"}
 ENGINE, STORAGE = (sorted((ROOT / name).rglob("*.py")) for name in ("engine", "storage"))
 APP, BENCH, TRAINING = (
     sorted((ROOT / name).rglob("*.py")) for name in ("app", "bench", "training")

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.prompts import read_prompts
 from engine.backends.load import load
 from engine.settings import Runtime, Sampling
 from tests.training_texts import write_texts
 from training.__main__ import main
-from training.samples import LEAST, answered, longest_loop, prompts_of
+from training.samples import LEAST, PROMPTS, answered, longest_loop
 
 pytestmark = [pytest.mark.model, pytest.mark.gguf]
 QUESTION = "I am person 5. What is the river like?"
@@ -87,7 +88,7 @@ def test_held_out_bits_are_told_by_source(made: Path, capsys: pytest.CaptureFixt
     assert documents[0] + documents[1] == documents[2] > 2
 
 
-def test_bits_do_not_depend_on_how_a_text_is_cut_or_padded(made: Path) -> None:
+def test_bits_are_those_of_every_document_alone(made: Path) -> None:
     from math import log
 
     import torch
@@ -134,10 +135,14 @@ def test_nothing_to_measure_is_told(
     assert main(["acceptance", held, target, str(made / "small")]) == 2
     assert "No chat is left in" in capsys.readouterr().err
     assert main(["samples", target, "--prompts", held]) == 2
-    assert "There are no questions in" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
     assert main(["samples", target, "--seeds", "0"]) == 2
     assert "at least one seed" in capsys.readouterr().err
     held = str(made / "held.jsonl")
+    assert main(["acceptance", held, target, str(made / "small"), "--prompts", "0"]) == 2
+    assert "at least one prompt" in capsys.readouterr().err
+    assert main(["bits", held, target, "--context", "1"]) == 2
+    assert "A context of 1 leaves nothing" in capsys.readouterr().err
     for command in (["bits", held, target], ["acceptance", held, target], ["samples"]):
         assert main([*command, target, target]) == 2
         assert "are called the same" in capsys.readouterr().err
@@ -147,14 +152,23 @@ def test_samples_are_answers_side_by_side(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text(f'{{"prompt": "{QUESTION}"}}\n' * 2, encoding="utf-8")
+    file.write_text(f'{{"turns": ["{QUESTION}"]}}\n' * 2, encoding="utf-8")
     models = [str(made / "target"), str(made / "target.gguf")]
     options = ["--prompts", str(file), "--seeds", "2", "--max-new-tokens", "30"]
     assert main(["samples", *models, *options, "--temperature", "0"]) == 0
     out = capsys.readouterr().out
     assert out.count(f"**{QUESTION}**") == 2 and out.count("- *family/target*: The ") == 2
     assert "family/target.gguf: 4 answers, " in out
-    assert len(prompts_of(Path("training/prompts.jsonl"))) == 20
+    assert len(read_prompts(PROMPTS, limit=0)) == 20
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 19, 20, 100])
+def test_every_token_but_the_first_is_told_once(size: int) -> None:
+    from training.bits import windows
+
+    pieces = [tokens for _, tokens in windows("a", list(range(size)), 10)]
+    assert [token for piece in pieces for token in piece[1:]] == list(range(1, size))
+    assert max(map(len, pieces)) <= 10
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,15 @@ def test_a_checkpoint_of_another_plan_is_left_alone(
     before = (tmp_path / "checkpoint.pt").read_bytes()
     assert train(data, tmp_path, *SMALL, "--steps", "5") == 2
     assert "is of another training plan" in capsys.readouterr().err
+    assert train(data, tmp_path, *SMALL, "--steps", "2", "--passes", "prose=2") == 2
+    assert "is of another training plan" in capsys.readouterr().err
+    shape = ["--shape", "64,96,1,1,2", *SMALL[2:]]
+    assert train(data, tmp_path, *shape, "--steps", "2") == 2
+    assert "is of a model of another shape" in capsys.readouterr().err
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    (tmp_path / "checkpoint.pt").write_bytes(before[: len(before) // 2])
+    assert train(data, tmp_path, *SMALL, "--steps", "2") == 2
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_what_is_learned_shows_in_the_log_and_in_held_out_bits(
@@ -155,6 +163,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(data: Path, tmp_path
         (["--steps", "1", "--passes", "prose=-1"], "There is no pass 'prose=-1'"),
         (["--steps", "1", "--passes", "prose"], "There is no pass 'prose'"),
         (["--steps", "1", "--passes", "poems=1"], "There is no source 'poems'"),
+        (["--steps", "1", "--device", "abacus"], "The device 'abacus' is not available here"),
         (["--steps", "1", "--length", "128"], "Windows of 128 tokens are longer"),
     ],
 )

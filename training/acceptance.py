@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
+from bench.drafts import profile_of
 from bench.prompts import cut_prompt
 from engine.backends.base import Backend
 from engine.backends.load import load
@@ -44,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the matrix, and the tokens that a round of four drafts emits."""
+    """Print the matrix."""
+    if min(options.prompts, options.tokens) < 1:
+        raise SettingError("Ask for at least one prompt and one token.")
     sampling = Sampling(temperature=options.temperature, min_p=options.min_p, seed=options.seed)
     runtime = Runtime(dtype="float32", threads=options.threads)
     folders = labelled([options.target, *options.drafts])
@@ -57,11 +58,7 @@ def run(options: argparse.Namespace) -> None:
     chat, room = Chat(target), target.info.context_length - options.tokens - 1
     prompts = [cut_prompt(chat, text, room) for text in chosen]
     profiler = Profiler(target, family.drafts, prompts, sampling, tokens=options.tokens)
-    with tqdm(total=1.0, desc="Profiling", leave=False) as bar:
-        for share in profiler.run():
-            bar.update(share - bar.n)
-    assert profiler.profile is not None
-    show(profiler.profile, len(prompts))
+    show(profile_of(profiler), len(prompts))
 
 
 def named(name: str, folder: Path, runtime: Runtime) -> Backend:
@@ -78,7 +75,7 @@ def questions(documents: Sequence[Document], limit: int) -> list[str]:
         for document in documents
         if document.messages and document.messages[0]["role"] == "user"
     ]
-    step = max(1, len(asked) // limit) if limit > 0 else 1
+    step = max(1, len(asked) // limit)
     return [text for text in asked[::step] if text.strip()][:limit]
 
 
@@ -87,8 +84,8 @@ def show(profile: Profile, prompts: int) -> None:
     names = [model.name for model in profile.models]
     sampling = ", ".join(f"{name} {value:g}" for name, value in profile.sampling.items())
     print(f"{prompts} prompts, {profile.positions:,} positions of the target; {sampling}\n")
-    print("Probability that a single draft is accepted by rejection, 1 - E[TV]; in brackets the")
-    print("share of keyed choices that are the same:\n")
+    print("Probability that a single draft is accepted by rejection, 1 - E[TV]; in brackets, that")
+    print("the first draft of a round is the target's own choice, with the same seed:\n")
     print("| draft | parameters |", " | ".join(f"for {name}" for name in names[1:]), "|")
     print("|---|--:|" + "--:|" * (len(names) - 1))
     for below, model in enumerate(profile.models[:-1]):

@@ -18,6 +18,7 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from engine.backends.load_transformers import pick_device
 from engine.errors import SettingError
 from training.documents import Document, read
 from training.prepare import tokenized
@@ -51,15 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("held", type=Path, help="the held.jsonl that `training prepare` wrote")
     add("models", nargs="+", type=Path, help="folders of models with their tokenizers")
     add("--context", type=int, help="read so many tokens at a time (default: all a model can)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--device", default="auto", help="auto, cpu, cuda, mps")
 
 
 def run(options: argparse.Namespace) -> None:
     """Print a table: a line per source, a column per model."""
+    if options.context is not None and options.context < 2:
+        raise SettingError(
+            f"A context of {options.context} leaves nothing to tell. Give 2 or more."
+        )
     documents = list(read([options.held]))
     if not documents:
         raise SettingError(f"There are no documents in {str(options.held)!r}.")
-    device = torch.device(options.device)
+    device = pick_device(options.device)
     models = labelled(options.models)
     found = [held_out_bits(path, documents, device, options.context) for path in models.values()]
     print("| source | documents | bytes |", " | ".join(models), "|")

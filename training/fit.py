@@ -7,11 +7,12 @@ run that was stopped goes on exactly where it was.
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import get_wsd_schedule
 
-from engine.errors import SettingError
+from engine.errors import SettingError, first_line
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 EVERY_SECONDS = 300.0
@@ -35,7 +36,8 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How long and how fast a model learns. `rate` is Muon's learning rate, `adam_rate` AdamW's;
-    `warmup` and `decay` are parts of `steps`. A batch is read in pieces of `micro` sequences."""
+    `warmup` and `decay` are parts of `steps`. A batch is read in pieces of `micro` sequences.
+    `passes` says how often a source comes in an epoch, where that is not once."""
 
     steps: int
     length: int = 512
@@ -48,9 +50,12 @@ class Plan:
     weight_decay: float = 0.05
     clip: float = 1.0
     seed: int = 0
+    passes: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
+            if name == "passes":
+                continue
             if value < 0 or (value == 0 and name in {"steps", "length", "sequences", "micro"}):
                 raise SettingError(f"The training plan has {name} = {value}. Choose more.")
             if value > 1 and name in {"warmup", "decay"}:
@@ -94,7 +99,19 @@ class Fit:
         path = self.folder / CHECKPOINT
         if not path.is_file():
             return False
-        found = torch.load(path, map_location=self.device, weights_only=True)
+        try:
+            found = torch.load(path, map_location=self.device, weights_only=True)
+        except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise SettingError(
+                f"The checkpoint {str(path)!r} cannot be read ({first_line(error)}). Delete it to "
+                "begin again."
+            ) from error
+        shapes = {name: values.shape for name, values in self.model.state_dict().items()}
+        if {name: values.shape for name, values in found["model"].items()} != shapes:
+            raise SettingError(
+                f"The checkpoint {str(path)!r} is of a model of another shape. Choose another "
+                "folder, or delete it."
+            )
         if found["plan"] != asdict(self.plan):
             raise SettingError(
                 f"The checkpoint {str(path)!r} is of another training plan: {found['plan']}. "

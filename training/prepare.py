@@ -57,15 +57,24 @@ def run(options: argparse.Namespace) -> None:
     tokenizer = tokenizer_of(options, options.output / "tokenizer")
     tokens: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    with (options.output / "held.jsonl").open("w", encoding="utf-8") as file:
 
-    def packed() -> Iterator[tuple[str, list[int]]]:
-        for document, ids in tokenized(tokenizer, training_texts(options)):
-            tokens[document.source] += len(ids)
-            sizes[document.source] += document.size
-            yield document.source, ids
+        def learned() -> Iterator[Document]:
+            for document in read(options.texts, options.sample):
+                if not document.held:
+                    yield document
+                    continue
+                held[document.source] += 1
+                file.write(json.dumps(document.record, ensure_ascii=False) + "\n")
 
-    corpus.write(options.output / "train", packed())
-    held = hold_out(options)
+        def packed() -> Iterator[tuple[str, list[int]]]:
+            for document, ids in tokenized(tokenizer, learned()):
+                tokens[document.source] += len(ids)
+                sizes[document.source] += document.size
+                yield document.source, ids
+
+        corpus.write(options.output / "train", packed())
     print(f"{'source':24} {'tokens':>12} {'bytes/token':>12} {'held out':>9}")
     for source in sorted(tokens):
         each = sizes[source] / tokens[source]
@@ -74,28 +83,11 @@ def run(options: argparse.Namespace) -> None:
     print(f"{held.total():9,}")
 
 
-def training_texts(options: argparse.Namespace) -> Iterator[Document]:
-    """The documents to train on."""
-    for document in read(options.texts, options.sample):
-        if not document.held:
-            yield document
-
-
-def hold_out(options: argparse.Namespace) -> Counter[str]:
-    """Write the held-out documents; returns how many there are of each source."""
-    held: Counter[str] = Counter()
-    with (options.output / "held.jsonl").open("w", encoding="utf-8") as file:
-        for document in read(options.texts, options.sample):
-            if document.held:
-                held[document.source] += 1
-                file.write(json.dumps(document.record, ensure_ascii=False) + "\n")
-    return held
-
-
 def tokenizer_of(options: argparse.Namespace, folder: Path) -> Any:
     """The one that is given, or one made for these texts; its files are in `folder` then."""
     if not options.tokenizer:
-        texts = (part for document in training_texts(options) for part in document.parts)
+        documents = read(options.texts, options.sample)
+        texts = (part for each in documents if not each.held for part in each.parts)
         tokenizer = train_tokenizer(texts, options.vocabulary, options.context)
         tokenizer.save_pretrained(folder)
         return tokenizer

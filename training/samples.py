@@ -4,25 +4,26 @@ They are decoded by the engine, as in the chat.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
+from bench.prompts import read_prompts
 from engine.backends.base import Backend
 from engine.backends.load import load
 from engine.chat import Chat
 from engine.errors import SettingError
-from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.methods import METHODS
+from engine.settings import Generation, Runtime, Sampling
 from engine.types import Message, Step
 from training.bits import labelled
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PERIOD, TIMES, LEAST = 32, 3, 24
 """A loop says the same, of at most PERIOD tokens, TIMES times in a row and over LEAST tokens."""
-PLAIN = Drafting(tiers=(), nodes=0)
+PLAIN = METHODS["plain"].drafting
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `training samples`."""
     add = parser.add_argument
     add("models", nargs="+", type=Path, help="folders or GGUF files")
-    add("--prompts", type=Path, default=PROMPTS, help='JSON lines with "prompt"')
+    add("--prompts", type=Path, default=PROMPTS, help="JSON lines with 'turns'")
     add("--temperature", type=float, default=0.7)
     add("--min-p", type=float, default=0.0)
     add("--seeds", type=int, default=1, help="answers to each question; the first ones are shown")
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print all answers as Markdown, and how many end and how many loop."""
-    prompts = prompts_of(options.prompts)
+    prompts = [text for _, text in read_prompts(options.prompts, limit=0)]
     if min(options.seeds, options.max_new_tokens) < 1:
         raise SettingError("Ask for at least one seed and one token.")
     samplings = [
@@ -84,21 +85,6 @@ def run(options: argparse.Namespace) -> None:
             f"themselves, {sum(each.loops for each in every)} in loops, "
             f"{sum(len(each.tokens) for each in every) / len(every):.0f} tokens on average."
         )
-
-
-def prompts_of(path: Path) -> list[str]:
-    """The questions. Raises SettingError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        prompts = [str(json.loads(line)["prompt"]) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingError(
-            f"The questions in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
-            'object with "prompt".'
-        ) from error
-    if not prompts:
-        raise SettingError(f"There are no questions in {str(path)!r}.")
-    return prompts
 
 
 def answered(backend: Backend, prompt: str, sampling: Sampling, tokens: int) -> Answer:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from bench.shape import Shape
+from engine.backends.load_transformers import pick_device
 from engine.errors import ModelError, SettingError
 from training.corpus import Corpus
 from training.fit import Fit, Loss, Plan
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", type=int, default=2048, help="positions that a new model has")
     add("--theta", type=float, default=10_000.0, help="base of its rotary positions")
     add("--passes", nargs="*", default=[], metavar="SOURCE=N", help="how often per epoch")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--compile", action="store_true", help="have torch compile model and loss first")
     add("--minutes", type=float, help="stop after so many, to be gone on with later")
     add("--steps", type=int, required=True)
@@ -46,10 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train to the end of the plan or of the time, and write the weights."""
+    options.passes = passes_of(options.passes)
     plan = Plan(**{name: getattr(options, name) for name in Plan.__slots__})
     corpus = Corpus.open(options.data / "train")
     tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
-    device = torch.device(options.device)
+    device = pick_device(options.device)
     model = placed(student(options, tokenizer), device)
     check(model.config, tokenizer, plan)
     loss = of_text(model)
@@ -57,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
         loss = of_teacher(model, placed(loaded(options.teacher), device).eval())
     if options.compile:
         loss = torch.compile(loss)
-    windows = corpus.windows(plan.length, passes_of(options.passes), plan.seed)
+    windows = corpus.windows(plan.length, plan.passes, plan.seed)
     fit = Fit(model, loss, windows, plan, options.output, device)
     if fit.resume():
         print(f"Going on after step {fit.step:,} of {plan.steps:,}.")
