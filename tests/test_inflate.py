@@ -392,7 +392,7 @@ def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
 
 
 @pytest.mark.parametrize(
-    ("member", "shape"), [("mid", (512, 352, 8, 2, 4)), ("small", (256, 192, 4, 2, 3))]
+    ("member", "shape"), [("mid", (768, 520, 12, 3, 4)), ("small", (512, 352, 8, 2, 3))]
 )
 def test_any_shape_that_holds_a_model_can_be_spelled_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], member: str, shape: tuple[int, ...]

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("weights", type=Path, help="a folder that `training train` wrote")
     add("output", type=Path, help="the folder to write; the GGUF file goes beside it")
     add("--type", default=to_gguf.FLOAT16, help="of the GGUF weights: F16, Q8_0, ...")
-    add("--temperature", type=float, default=0.5, help="recommended to whoever uses it")
-    add("--min-p", type=float, default=0.1)
+    add("--temperature", type=float, default=0.8, help="recommended to whoever uses it")
+    add("--min-p", type=float, default=0.05)
     add("--threads", type=int, default=2)
 
 
