@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from engine.settings import Runtime
 
 ARCHITECTURE = "general.architecture"
-LAYERS, WIDTH = 2, 64
+LAYERS, WIDTH, HEAD = 1, 128, 64
 """Of the embedded family's smallest model, which models of other architectures are made of."""
 Values = Mapping[str, Any]
 Arrays = Mapping[str, np.ndarray | None]
@@ -188,13 +188,18 @@ def mamba_gguf(source: Path, path: Path) -> Path:
 
 def window_gguf(source: Path, path: Path, window: int) -> Path:
     """A model whose layers see a window of the text only, from the embedded smallest one."""
-    norms = ("post_attention_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm")
-    arrays = {
-        f"blk.{layer}.{name}.weight": np.ones(WIDTH, np.float32)
-        for layer in range(LAYERS)
-        for name in norms
+    norms = {
+        "post_attention_norm": WIDTH,
+        "post_ffw_norm": WIDTH,
+        "attn_q_norm": HEAD,
+        "attn_k_norm": HEAD,
     }
-    values = {f"gemma3.attention.{name}_length": WIDTH for name in ("key", "value")}
+    arrays = {
+        f"blk.{layer}.{name}.weight": np.ones(size, np.float32)
+        for layer in range(LAYERS)
+        for name, size in norms.items()
+    }
+    values = {f"gemma3.attention.{name}_length": HEAD for name in ("key", "value")}
     values["gemma3.attention.sliding_window"] = window
     return rewritten(source, path, values, arrays, "gemma3")
 

@@ -225,7 +225,7 @@ def questions(backend: Any) -> list[list[int]]:
     from bench.prompts import cut_prompt
     from engine.chat import Chat
 
-    texts = ("Tell me a story about a fox.", "List three uses of a rope, a rope and a rope.")
+    texts = ("Tell me a story about a fox.", "Write a list of ten short words.")
     return [cut_prompt(Chat(backend), text, 999) for text in texts]
 
 

@@ -897,10 +897,10 @@ def test_a_window_smaller_than_the_text_is_respected(
             assert gap(scores.row(row), after(fresh, chain)) < 10 * CLOSE, (size, row)
         backend.accept([1, 2])
         check_cells(backend)
-    far = prompt_of(90)
+    far = prompt_of(50)
     near = [(far[0] + 1) % 6144, *far[1:]]
     reach = gap(after(fresh, far), after(fresh, near))
-    assert (reach < CLOSE) == (window == 8), "two layers of 8 do not see so far back"
+    assert (reach < CLOSE) == (window == 8), "a layer of 8 does not see so far back"
 
 
 def test_a_long_text_behind_a_window_can_be_gone_back_in(

@@ -146,13 +146,13 @@ def test_whatever_a_forward_costs(subject: Subject, twin: Any, costs: str) -> No
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_knowing_the_answer_accepts_everything(subject: Subject, temperature: float) -> None:
-    wanted = generation(temperature, 0, STEPS)
+    wanted = generation(temperature, 5, STEPS)
     fast = events_of(
         subject.backend, subject.prompts[0], wanted, [knowing(subject.truth(wanted, 0))]
     )
     assert_lossless(subject.plain(wanted, 0), fast)
     assert all(step.accepted == step.proposed for step in fast)
-    assert len(fast) == -(-STEPS // 8)
+    assert len(fast) == -(-len(tokens_of(fast)) // 8) > 1
 
 
 @pytest.mark.parametrize("adversary", [garbage, duplicates, deep, everything])
@@ -345,7 +345,7 @@ def test_the_target_as_its_own_draft_model_is_always_right(
     fast = events_of(subject.backend, subject.prompts[0], wanted, [stack], FIXED)
     assert_lossless(subject.plain(wanted, 0), fast)
     assert all(step.accepted == step.proposed for step in fast)
-    assert len(fast) == len(tokens_of(fast)) / 6
+    assert len(fast) == -(-len(tokens_of(fast)) // 6) > 1
 
 
 def test_rejection_says_the_same_at_temperature_0_and_repeats_itself_above(

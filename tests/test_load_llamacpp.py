@@ -18,7 +18,7 @@ from engine.errors import ModelError, PromptError, SettingError
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message
 from tests.conftest import EMBEDDED, ROOT
-from tests.gguf_files import header_size, opened_gguf, rewritten, tiny_gguf, value_of
+from tests.gguf_files import WIDTH, header_size, opened_gguf, rewritten, tiny_gguf, value_of
 from tests.test_lossless import events_of, knowing, tokens_of
 
 pytestmark = pytest.mark.gguf
@@ -267,7 +267,7 @@ def test_weights_that_are_no_numbers(gguf_files: dict[str, Path], tmp_path: Path
     """Every logit would be nan, which no comparison notices by itself."""
     import numpy as np
 
-    norm = np.full(64, np.nan, np.float32)
+    norm = np.full(WIDTH, np.nan, np.float32)
     source = gguf_files["small-F32"]
     path = rewritten(source, tmp_path / "x.gguf", arrays={"output_norm.weight": norm})
     with pytest.raises(ModelError) as caught:

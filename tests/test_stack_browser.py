@@ -41,7 +41,7 @@ def load_and_profile(page: Page, folder: Path) -> None:
     page.get_by_label("small").first.uncheck()
     page.locator("#stack-source input, #stack-source textarea").first.fill(str(folder))
     page.click("#stack-add")
-    expect(page.locator("#stack-models")).to_contain_text(f"{EVIL} · 0.5 M parameters")
+    expect(page.locator("#stack-models")).to_contain_text(f"{EVIL} · 1.0 M parameters")
     expect(page.locator("#stack-use")).to_be_disabled()
     page.click("#stack-load")
     expect(page.locator("#stack-loaded")).to_contain_text(f"{EVIL}, mid")
