@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train to the end of the plan or of the time, and write the weights."""
-    options.passes = passes_of(options.passes)
-    plan = Plan(**{name: getattr(options, name) for name in Plan.__slots__})
+    wanted = vars(options) | {"passes": passes_of(options.passes)}
+    plan = Plan(**{name: wanted[name] for name in Plan.__slots__})
     corpus = Corpus.open(options.data / "train")
     tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
     device = pick_device(options.device)
