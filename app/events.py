@@ -1,7 +1,7 @@
 """How events are wired: whose they are, which queue they wait in, how errors are told.
 
-Whatever runs the model waits in one queue; Stop does not wait at all. No event is an API endpoint
-for other programs.
+No event waits for another: who uses the model waits in a queue of our own (app/turns.py), which
+knows whose turn it is and can be left. No event is an API endpoint for other programs.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,6 @@ QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """An event that shows no spinner."""
 AT_ONCE: dict[str, Any] = {**QUIET, "concurrency_limit": None}
 """An event that waits for no other. (Without any queue it could not show notices.)"""
-ON_MODEL: dict[str, Any] = {**QUIET, "concurrency_id": "model", "concurrency_limit": 1}
-"""An event that runs the model: one at a time."""
 
 
 def owner_of(session: Session, memory: dict[str, Any] | None, request: gr.Request) -> str:

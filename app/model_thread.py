@@ -1,72 +1,95 @@
-"""One thread for the model, and one user of it at a time.
+"""One thread for the model, used by one run at a time (app/turns.py says by which).
 
 The libraries below keep a team of helper threads per calling thread. Called from whichever thread
 happens to serve an event, the teams compete: on two cores a step then takes twice as long.
 """
 
-import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import TypeVar
 
-from engine.errors import Cancelled
+from app.turns import ASK_SECONDS, MOST_WAITING, Run, Turns, Waiting
 
 T = TypeVar("T")
 END = object()
-ASK_SECONDS = 0.05
+TOLD = 10
+"""A waiting stream says so every so many times that it asks for its turn."""
 
 
-def wait() -> None:
-    """How work that cannot be cut short is asked to end."""
+class Pause:
+    """An item of a stream that lets others use the model before the stream goes on."""
 
 
-def stopped() -> Cancelled:
-    """What is raised for work that did not begin."""
-    return Cancelled("It was stopped before it began. Everything is as it was.")
+PAUSE = Pause()
 
 
 class ModelThread:
-    """Runs calls and iterators; the caller waits, so that order and errors are as usual."""
+    """Runs calls and iterators; the caller waits, so that order and errors are as usual.
 
-    def __init__(self) -> None:
+    `each` is how many runs of one owner may wait for their turn.
+    """
+
+    def __init__(self, each: int = MOST_WAITING) -> None:
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self.turn = threading.Lock()
-        self.end = wait
+        self.turns = Turns(each)
 
     def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`, once no one else uses the model."""
-        with self.turn:
-            return self.pool.submit(work).result()
+        """The result of `work`, when its turn has come. Raises Busy."""
+        return self.once(work, Run())
 
-    def take(self, work: Callable[[], T], cancelled: Callable[[], bool]) -> T:
-        """The same for work that does not wait its turn: who uses the model is asked to end.
+    def take(self, work: Callable[[], T], run: Run) -> T:
+        """The same for work that does not wait for others: who uses the model is stopped.
 
-        Raises Cancelled, with nothing done, once `cancelled` says so before its turn has come.
+        Raises Cancelled, with nothing done, when the run is stopped before its turn has come.
         """
-        while not self.turn.acquire(timeout=ASK_SECONDS):
-            if cancelled():
-                raise stopped()
-            self.end()
+        run.urgent = True
+
+        def end() -> None:
+            if user := self.turns.running:
+                user.stop.set()
+
+        return self.once(work, run, end)
+
+    def once(self, work: Callable[[], T], run: Run, ask: Callable[[], None] = lambda: None) -> T:
+        """One call as one run."""
+        self.turns.join(run)
         try:
-            if cancelled():
-                raise stopped()
+            self.turns.wait(run, ask)
             return self.pool.submit(work).result()
         finally:
-            self.turn.release()
+            self.turns.leave(run)
 
     def stream(
-        self, items: Generator[T, None, None], end: Callable[[], None] = wait
-    ) -> Iterator[T]:
-        """The items of a generator, each made on the model's thread; `end` makes them few.
+        self, items: Generator[T | Pause, None, None], run: Run | None = None
+    ) -> Iterator[T | Waiting]:
+        """The items of a generator, each made on the model's thread, one `Waiting` now and then
+        before its turn has come.
 
-        The model stays taken until the end. Closing this iterator has the generator closed before
-        the model does anything else; nobody waits for that, as it may happen in any thread.
+        The model stays taken until the end, or up to a PAUSE among the items. Closing this iterator
+        has the generator closed before the model does anything else; nobody waits for that, as it
+        may happen in any thread. Raises Busy, and Cancelled when it is stopped before it began.
         """
-        with self.turn:
-            self.end = end
-            try:
-                while (item := self.pool.submit(next, items, END).result()) is not END:
+        run = run or Run()
+        self.turns.join(run)
+        try:
+            yield from self.queued(run)
+            while (item := self.pool.submit(next, items, END).result()) is not END:
+                if isinstance(item, Pause):
+                    self.turns.pause(run)
+                    yield from self.queued(run)
+                else:
                     yield item  # type: ignore[misc]
-            finally:
-                self.end = wait
-                self.pool.submit(items.close)
+        finally:
+            self.pool.submit(items.close)
+            self.turns.leave(run)
+
+    def queued(self, run: Run) -> Iterator[Waiting]:
+        """Wait for the run's turn, if it has not come yet."""
+        if self.turns.running is not run:
+            for asked in count():
+                ahead = self.turns.begun(run, ASK_SECONDS)
+                if not ahead:
+                    return
+                if asked % TOLD == 0:
+                    yield Waiting(ahead)

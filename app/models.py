@@ -20,6 +20,7 @@ from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
 from app.loaded import Away, Loaded
 from app.reading import USUAL, Reading, kind_of, name_of, settled
 from app.stacks import amount
+from app.turns import ME, Run, Runs
 from engine.backends.load import is_gguf
 from engine.backends.memory import Need
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
@@ -78,7 +79,7 @@ class Models:
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
         """What was found in each folder that was scanned."""
-        self.stopping = threading.Event()
+        self.runs = Runs()
         self.busy = threading.Lock()
 
     # what there is
@@ -166,7 +167,7 @@ class Models:
 
     def stop(self) -> None:
         """End the load under way while it downloads, or waits for the model."""
-        self.stopping.set()
+        self.runs.stop(ME, "")
 
     def load(self, source: str, runtime: Runtime = USUAL) -> Iterator[Progress]:
         """Let another model take the place of the loaded one: yields how far that is.
@@ -194,33 +195,33 @@ class Models:
             return
         if not self.busy.acquire(blocking=False):
             raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
-        self.stopping.clear()
 
         def work(report: Report) -> None:
             try:
-                self.bring(source, runtime, drafts, report)
+                with self.runs.begin(ME, "") as run:
+                    self.bring(source, runtime, drafts, report, run)
             finally:
                 self.busy.release()
 
         yield from reported(title_of(source), work)
 
-    def bring(self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report) -> None:
+    def bring(
+        self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report, run: Run
+    ) -> None:
         """Everything from a source to a model in use."""
         session, name = self.session, title_of(source)
         self.notices = []
         if not self.reading.present(source):
-            self.fetch(source, report)
+            self.fetch(source, report, run)
         beside = self.check_memory(source, runtime)
         report(Progress(None, f"Loading {name} …"))
-        session.model.take(
-            lambda: self.exchange(source, runtime, beside, report), self.stopping.is_set
-        )
+        session.model.take(lambda: self.exchange(source, runtime, beside, report), run)
         self.keep(source, runtime)
-        self.notices += session.stacks.restore(drafts, lambda draft: self.fetch(draft, report))
+        self.notices += session.stacks.restore(drafts, lambda draft: self.fetch(draft, report, run))
         report(Progress(1.0, f"{name} is loaded."))
 
-    def fetch(self, source: str, report: Report) -> None:
-        """Download what is missing of a model."""
+    def fetch(self, source: str, report: Report, run: Run) -> None:
+        """Download what is missing of a model, until the run is stopped."""
         words = f"Downloading {title_of(source)}"
 
         def progress(done: int, total: int) -> None:
@@ -228,7 +229,12 @@ class Models:
             report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
 
         report(Progress(None, f"{words} …"))
-        self.reading.download(source, progress, self.stopping.is_set)
+        self.reading.download(source, progress, run.stop.is_set)
+
+    def fetch_alone(self, source: str, report: Report) -> None:
+        """The same as a run of its own."""
+        with self.runs.begin(ME, "") as run:
+            self.fetch(source, report, run)
 
     def check_memory(self, source: str, runtime: Runtime) -> bool:
         """Whether a model fits beside the loaded ones. Raises ModelError unless it fits at least

@@ -3,16 +3,16 @@
 These run on the model's thread, where no other model can take the loaded one's place.
 """
 
-import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from app.comparison import PLAIN, PlainSpeed, Progress, Proof, compare, per_token, run, verdict
+from app.model_thread import PAUSE, Pause
 from app.preferences import Preferences
 from engine.costs import CostCurve
 from engine.drafters.base import Drafter
-from engine.errors import PromptError
+from engine.errors import ModelError, PromptError
 from engine.methods import Databases, drafters_of
 from engine.settings import Generation
 from engine.types import Message
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def proved(
-    session: "Session", owner: str, conversation_id: str, flag: threading.Event
+    session: "Session", owner: str, conversation_id: str, cancelled: Callable[[], bool]
 ) -> Generator[Proof, None, None]:
-    """Decode the last answer of a conversation again, without drafts, until `flag` is set.
+    """Decode the last answer of a conversation again, without drafts, until it is cancelled.
 
     Raises PromptError when there is none, or when it was stopped.
     """
@@ -36,10 +36,10 @@ def proved(
         )
     limit = max(1, len(answered.run.tokens))
     generation = Generation(answered.generation.sampling, limit, answered.generation.stop)
-    plain = run(session.backend, answered.prompt, PLAIN, (), generation, flag.is_set)
+    plain = run(session.backend, answered.prompt, PLAIN, (), generation, cancelled)
     for timed in plain:
         yield Proof(len(timed.tokens))
-    if flag.is_set():
+    if cancelled():
         raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
     verdict_ = verdict(session.backend.detokenize, timed, answered.run)
     session.loaded.plain = PlainSpeed(timed.metrics.tokens_per_second, "by the last proof")
@@ -55,12 +55,14 @@ def compared(
     messages: Sequence[Message],
     preferences: Preferences,
     repeats: int,
-    flag: threading.Event,
-) -> Generator[Progress, None, None]:
-    """Answer the messages plainly and by the chosen method, in pairs, until `flag` is set.
+    cancelled: Callable[[], bool],
+) -> Generator[Progress | Pause, None, None]:
+    """Answer the messages plainly and by the chosen method, in pairs, until it is cancelled.
 
-    Every run has a fresh context tier, and is stored.
+    Every run has a fresh context tier, and is stored with its pair. Between two pairs others may
+    use the model; raises ModelError when it is another one then.
     """
+    backend = session.backend
     method, generation = preferences.chosen(), preferences.seeded()
     prompt = session.chat.prompt(messages, known=())
     past = session.pasts.of(owner)
@@ -77,13 +79,20 @@ def compared(
 
     progress = None
     for progress in compare(
-        session.backend, prompt, method, drafters, generation, repeats, flag.is_set, costs
+        backend, prompt, method, drafters, generation, repeats, cancelled, costs
     ):
         yield progress
+        if progress.running is None and not progress.cancelled:
+            for timed in progress.pairs[-1]:
+                used = PLAIN if timed.method == PLAIN.name else method
+                session.save(owner, None, timed, generation, used, "compare")
+            if len(progress.pairs) < repeats:
+                yield PAUSE
+                if session.backend is not backend:
+                    raise ModelError(
+                        f"{backend.info.name} made room for another model while the comparison "
+                        "waited for others. Compare again."
+                    )
     if progress and progress.pairs:
         speeds = [plain.metrics.tokens_per_second for plain, _ in progress.pairs]
         session.loaded.plain = PlainSpeed(median(speeds), "in the last comparison")
-    for pair in progress.pairs if progress else ():
-        for timed in pair:
-            used = PLAIN if timed.method == PLAIN.name else method
-            session.save(owner, None, timed, generation, used, "compare")

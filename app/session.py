@@ -6,9 +6,8 @@ that fails costs memory, never the answer: it becomes a notice. Whatever decodes
 on the model's thread alone, so that another one can take its place between two answers.
 """
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,13 +30,14 @@ from app.proofs import compared, proved
 from app.reading import READING, USUAL, Reading
 from app.rooms import Answered, Guarded, Room, Rooms
 from app.stacks import Stacks
+from app.turns import MOST_WAITING, Runs, Waiting
 from app.writer import Update, Writer
 from engine.backends.base import Backend
 from engine.chat import Chat
 from engine.costs import CostCurve
 from engine.drafters.base import Drafter
 from engine.drafters.context import ContextTier
-from engine.errors import PromptError, StorageError
+from engine.errors import Cancelled, PromptError, StorageError
 from engine.methods import Databases, Method, drafters_of
 from engine.settings import Generation, Runtime, Sampling
 from engine.types import Message, Prefill
@@ -68,11 +68,10 @@ class Session:
         folders: Sequence[Path] = (),
     ) -> None:
         self.database, self.guests, self.folders = database, guests, folders
-        self.model = ModelThread()
+        self.model = ModelThread(each=1 if guests else MOST_WAITING)
+        self.runs = Runs()
         self.rooms = Rooms()
-        self.stops: dict[tuple[str, str], threading.Event] = {}
         self.notices: dict[str, list[str]] = {}
-        self.answering: set[tuple[str, str]] = set()
         self.viewing: dict[str, str | None] = {}
         self.views: dict[str, str] = {}
         self.loaded = self.dressed(backend)
@@ -179,9 +178,11 @@ class Session:
     def say(self, owner: str, conversation_id: str | None, text: str) -> str:
         """Store what the user said; makes a conversation if there is none. Returns its id.
 
-        Raises PromptError, with nothing stored, for an empty message or one that cannot fit.
+        Raises PromptError, with nothing stored, for an empty message or one that cannot fit, and
+        Busy while too much of the owner's waits for the model.
         """
-        self.chat.fit([Message("user", text)])
+        self.chat.check(text)
+        self.model.turns.check(owner)
         store = self.conversations(owner)
         if conversation_id is None:
             conversation_id = store.create().id
@@ -190,59 +191,64 @@ class Session:
             if store.get(conversation_id).title == UNTITLED:
                 store.rename(conversation_id, title[:TITLE].rstrip() or UNTITLED)
         store.append(conversation_id, "user", text)
-        self.flag(owner, conversation_id).clear()
+        self.runs.ask(owner, conversation_id)
         return conversation_id
 
     def edit(self, owner: str, conversation_id: str, position: int, text: str) -> None:
         """Say something else at a position; what followed it is gone."""
-        self.chat.fit([Message("user", text)])
+        self.chat.check(text)
+        self.model.turns.check(owner)
         store = self.conversations(owner)
         with self.database.write():
             store.truncate(conversation_id, position)
             store.append(conversation_id, "user", text)
-        self.flag(owner, conversation_id).clear()
+        self.runs.ask(owner, conversation_id)
 
     def drop_answer(self, owner: str, conversation_id: str) -> None:
         """Take back what follows the user's last message, before answering it again."""
+        self.model.turns.check(owner)
         store = self.conversations(owner)
         said = [m.position for m in store.messages(conversation_id) if m.role == "user"]
         if not said:
             raise PromptError("There is no message to answer yet. Write something first.")
         store.truncate(conversation_id, said[-1] + 1)
-        self.flag(owner, conversation_id).clear()
+        self.runs.ask(owner, conversation_id)
 
     # answering
 
-    def flag(self, owner: str, conversation_id: str) -> threading.Event:
-        """The event that ends a conversation's answer."""
-        return self.stops.setdefault((owner, conversation_id), threading.Event())
-
     def stop(self, owner: str, conversation_id: str) -> None:
-        """End the answer after the step under way, or before its first one."""
-        self.flag(owner, conversation_id).set()
+        """End what the conversation's model does: after the step under way, before its first one,
+        or while it still waits. A later answer is not touched."""
+        self.runs.stop(owner, conversation_id)
 
     def answer(
         self, owner: str, conversation_id: str, preferences: Preferences
-    ) -> Iterator[Update]:
+    ) -> Iterator[Update | Waiting]:
         """Answer the user's last message; the last update has a `finish`.
 
-        Closing the iterator early keeps what was emitted.
+        Closing the iterator early keeps what was emitted. Raises Cancelled when it was stopped
+        before its turn had come, and Busy.
         """
-        flag = self.flag(owner, conversation_id)
-        return self.model.stream(self.decoded(owner, conversation_id, preferences), flag.set)
+        with self.runs.begin(owner, conversation_id, asked=True) as run:
+            items = self.decoded(owner, conversation_id, preferences, run.stop.is_set)
+            yield from self.model.stream(items, run)
 
     def decoded(
-        self, owner: str, conversation_id: str, preferences: Preferences
+        self,
+        owner: str,
+        conversation_id: str,
+        preferences: Preferences,
+        cancelled: Callable[[], bool],
     ) -> Generator[Update, None, None]:
         """`answer`, on the model's thread."""
         method, generation = preferences.chosen(), preferences.seeded()
         messages = self.prompt_messages(owner, conversation_id)
         room = self.room(owner, conversation_id)
         self.chat.tokens = room.tokens
-        fitting, dropped = self.chat.fit(messages)
-        prompt = self.chat.prompt(fitting)
-        fresh = len(self.backend.tokenize(self.backend.render(fitting[-1:])))
-        room.databases.context.expect(prompt[: max(0, len(prompt) - fresh)])
+        prompt, dropped = self.chat.fit(messages)
+        if room.databases.context.log:
+            fresh = self.chat.counted(messages[-1].content)
+            room.databases.context.expect(prompt[: max(0, len(prompt) - fresh)])
         drafters = self.drafters(owner, method, room.databases, generation.sampling)
         costs = self.costs.of(method) if drafters else None
         writer = Writer(
@@ -251,17 +257,15 @@ class Session:
             generation.sampling.seed,
             lambda write: self.keep(owner, write),
         )
-        flag, pace = self.flag(owner, conversation_id), Pace(UPDATE_SECONDS)
-        self.answering.add((owner, conversation_id))
+        pace = Pace(UPDATE_SECONDS)
         try:
             for event in self.chat.reply(
-                prompt, drafters, generation, method.drafting, flag.is_set, costs
+                prompt, drafters, generation, method.drafting, cancelled, costs
             ):
                 writer.add(event)
                 if writer.steps and (writer.finish or pace.due()):
                     yield writer.update(dropped)
         finally:
-            self.answering.discard((owner, conversation_id))
             room.tokens = self.chat.tokens
             timed = writer.run(method.name)
             if timed.tokens:
@@ -343,22 +347,33 @@ class Session:
         """Measure what forwards cost, in about two seconds, once nobody uses the model."""
         self.model.run(lambda: self.costs.measure(progress))
 
-    def prove(self, owner: str, conversation_id: str) -> Iterator[Proof]:
+    def prove(self, owner: str, conversation_id: str) -> Iterator[Proof | Waiting]:
         """Decode the last answer again without drafts, from the same prompt and seed."""
-        flag = self.flag(owner, conversation_id)
-        flag.clear()
-        return self.model.stream(proved(self, owner, conversation_id, flag), flag.set)
+        with self.runs.begin(owner, conversation_id) as run:
+            proofs = proved(self, owner, conversation_id, run.stop.is_set)
+            yield from self.model.stream(proofs, run)
 
     def compare(
         self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
-    ) -> Iterator[Progress]:
-        """Plain against accelerated on one prompt, each run with a fresh context tier."""
-        flag = self.flag(owner, "")
-        flag.clear()
+    ) -> Iterator[Progress | Waiting]:
+        """Plain against accelerated on one prompt, each run with a fresh context tier.
+
+        Between two pairs others may use the model. Stopped while it waits for them, it ends with
+        the pairs there are.
+        """
         messages = [Message("system", system.strip())] if system.strip() else []
         messages.append(Message("user", text))
-        pairs = compared(self, owner, messages, preferences, repeats, flag)
-        return self.model.stream(pairs, flag.set)
+        last: Progress | None = None
+        with self.runs.begin(owner, "") as run:
+            pairs = compared(self, owner, messages, preferences, repeats, run.stop.is_set)
+            try:
+                for item in self.model.stream(pairs, run):
+                    last = item if isinstance(item, Progress) else last
+                    yield item
+            except Cancelled:
+                if last is None:
+                    raise
+                yield replace(last, running=None, cancelled=True)
 
     def save(
         self,

@@ -5,7 +5,6 @@ profiles that were there before stay, and the chat goes on without. What drafts 
 only: nothing here can change a word of an answer.
 """
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +15,7 @@ from app.loaded import Loaded
 from app.model_thread import ModelThread
 from app.reading import Reading, free_name, name_of, settled
 from app.stack_trials import PROMPTS, TRIED, Trial, entries, prompts_of, trials
+from app.turns import ME, Runs, Waiting
 from engine.backends.base import Backend
 from engine.backends.load import is_gguf
 from engine.backends.memory import Need
@@ -53,7 +53,7 @@ class Stacks:
         self.model, self.reading = model, reading
         self.store = ProfileStore(database)
         self.offered: list[str] = []
-        self.stopping = threading.Event()
+        self.runs = Runs()
         self.aim(loaded)
 
     def aim(self, loaded: Loaded) -> None:
@@ -130,8 +130,8 @@ class Stacks:
 
     def fetch(self, source: str) -> None:
         """Download what is missing of a model, unseen, until it is stopped."""
-        self.stopping.clear()
-        self.reading.download(source, lambda done, total: None, self.stopping.is_set)
+        with self.runs.begin(ME, "") as run:
+            self.reading.download(source, lambda done, total: None, run.stop.is_set)
 
     def check_memory(self, sources: Sequence[str]) -> None:
         """Raise ModelError unless these models fit into what is free."""
@@ -239,8 +239,8 @@ class Stacks:
     # measuring
 
     def stop(self) -> None:
-        """End the profile, the measurement or the download that is under way."""
-        self.stopping.set()
+        """End the profile, the measurement or the download that waits or is under way."""
+        self.runs.stop(ME, "")
 
     def profile(
         self, sampling: Sampling, texts: Sequence[str] = PROMPTS, tokens: int = TOKENS
@@ -249,12 +249,16 @@ class Stacks:
 
         Raises Cancelled when it is stopped; what was known before stays.
         """
-        self.stopping.clear()
-        running = self.profiled(sampling, texts, tokens)
-        return told_apart(self.model.stream(running, self.stop), "profile")
+        with self.runs.begin(ME, "") as run:
+            running = self.profiled(sampling, texts, tokens, run.stop.is_set)
+            yield from told_apart(self.model.stream(running, run), "profile")
 
     def profiled(
-        self, sampling: Sampling, texts: Sequence[str], tokens: int
+        self,
+        sampling: Sampling,
+        texts: Sequence[str],
+        tokens: int,
+        cancelled: Callable[[], bool],
     ) -> Generator[float, None, None]:
         """`profile`, on the model's thread."""
         self.loaded(sampling)
@@ -268,7 +272,7 @@ class Stacks:
             Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
             lambda: own.for_measuring().drafters(METHODS["hd"]),
             tokens,
-            self.stopping.is_set,
+            cancelled,
         )
         yield from profiler.run()
         assert profiler.profile is not None
@@ -286,9 +290,11 @@ class Stacks:
     ) -> Iterator[float]:
         """Let plain decoding, every single draft model and the best stacks answer a few prompts:
         yields the share that is done, and leaves the outcome in `trials`. Raises Cancelled."""
-        self.stopping.clear()
-        running = self.measured(sampling, drafting, chosen.strip(), costs, texts, tokens)
-        return told_apart(self.model.stream(running, self.stop), "measurement")
+        with self.runs.begin(ME, "") as run:
+            running = self.measured(
+                sampling, drafting, chosen.strip(), costs, texts, tokens, run.stop.is_set
+            )
+            yield from told_apart(self.model.stream(running, run), "measurement")
 
     def measured(
         self,
@@ -298,6 +304,7 @@ class Stacks:
         costs: Callable[[Method], CostCurve | None],
         texts: Sequence[str],
         tokens: int,
+        cancelled: Callable[[], bool],
     ) -> Generator[float, None, None]:
         """`measure`, on the model's thread."""
         family = self.loaded(sampling)
@@ -308,7 +315,7 @@ class Stacks:
             prompts_of(self.target, texts),
             sampling,
             costs,
-            self.stopping.is_set,
+            cancelled,
             tokens,
         )
         for found in running:
@@ -318,10 +325,13 @@ class Stacks:
                 yield found
 
 
-def told_apart(items: Iterator[T], what: str) -> Iterator[T]:
-    """The items; an error of the libraries below becomes one that says what it ended."""
+def told_apart(items: Iterator[T | Waiting], what: str) -> Iterator[T]:
+    """The items once their turn has come; an error of the libraries below becomes one that says
+    what it ended."""
     try:
-        yield from items
+        for item in items:
+            if not isinstance(item, Waiting):
+                yield item
     except StrataError:
         raise
     except Exception as error:

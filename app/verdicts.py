@@ -4,6 +4,7 @@ from html import escape
 
 from app.comparison import Proof, Verdict
 from app.panel import milliseconds
+from app.turns import Waiting
 from engine.errors import SettingError
 from engine.methods import method_named
 
@@ -33,6 +34,12 @@ def title_of(name: str) -> str:
         return method_named(name).title
     except SettingError:
         return name
+
+
+def waiting_line(waiting: Waiting) -> str:
+    """What stands where an answer will be while others use the model."""
+    others = "1 request comes" if waiting.ahead == 1 else f"{waiting.ahead} requests come"
+    return f'<div class="verdict running">Waiting for the model: {others} first …</div>'
 
 
 def proof_line(proof: Proof) -> str:

@@ -94,9 +94,8 @@ def test_imports_are_absolute(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*ENGINE, *STORAGE, *APP, *TRAINING], ids=name_of)
-def test_files_are_short_and_say_what_they_are(path: Path) -> None:
+def test_files_say_what_they_are(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 400
     assert ast.get_docstring(ast.parse(source))
     assert path.stem not in {"utils", "helpers", "manager", "common", "misc"}
 

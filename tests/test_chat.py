@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.backends.base import common_prefix
 from engine.backends.toy import END, ToyBackend
-from engine.chat import Chat, splice
+from engine.chat import BLOCKS, Chat, splice
 from engine.errors import PromptError
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Message, Prefill, Step
@@ -192,46 +193,128 @@ def history(turns: int, system: bool = False) -> list[Message]:
     return [*messages, user("last")]
 
 
+def kept(messages: list[Message], dropped: int) -> list[Message]:
+    head = messages[:1] if messages[0].role == "system" else []
+    return [*head, *messages[len(head) + dropped :]]
+
+
 @pytest.mark.parametrize("system", [False, True])
 def test_the_oldest_exchanges_are_dropped_and_the_system_prompt_stays(system: bool) -> None:
     chat = Chat(ToyBackend(context_length=400))
     messages = history(30, system)
-    kept, dropped = chat.fit(messages)
-    assert dropped > 0 and dropped % 2 == 0 and len(kept) == len(messages) - dropped
-    head = messages[:1] if system else []
-    assert kept == [*head, *messages[len(head) + dropped :]]
-    assert len(chat.prompt(kept)) <= 300
-    longer = [*head, *messages[len(head) + dropped - 2 :]]
-    assert len(chat.prompt(longer)) > 300, "no more than necessary is dropped"
+    prompt, dropped = chat.fit(messages)
+    assert dropped > 0 and dropped % 2 == 0
+    assert prompt == chat.prompt(kept(messages, dropped)) and len(prompt) <= 300
+    block, largest = 300 // BLOCKS, len(chat.prompt(history(1)))
+    fewer = chat.prompt(kept(messages, dropped - 2))
+    assert len(fewer) > 300 or len(prompt) > 300 - block - largest, "a block is dropped, no more"
+
+
+def goes_on(chat: Chat, messages: list[Message], prompt: list[int]) -> None:
+    """The prompt is answered, and something else is said."""
+    chat.tokens = [*prompt, *f"answer {len(messages):03}".encode(), END]
+    said = [Message("assistant", f"answer {len(messages):03}"), user(f"more {len(messages):03}")]
+    messages += said
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_a_conversation_that_outgrows_the_context_seldom_reads_its_prompt_again(
+    system: bool,
+) -> None:
+    """Turns begin with the tokens of the turn before, but where another block is left out."""
+    chat = Chat(ToyBackend(context_length=1200))
+    again, cuts, turns = list[int](), list[int](), 120
+    messages = history(10, system)
+    for _ in range(turns):
+        prompt, dropped = chat.fit(messages)
+        again.append(len(prompt) - common_prefix(chat.tokens, prompt))
+        cuts.append(dropped)
+        goes_on(chat, messages, prompt)
+    exchange = len(chat.prompt(history(1)))
+    whole = [tokens for tokens in again if tokens > 2 * exchange]
+    assert cuts == sorted(cuts) and cuts[-1] > 100
+    assert len(whole) <= len(set(cuts)) <= 2 + BLOCKS * turns * exchange // 900
+    assert sum(again) < 4 * turns * exchange + 900, "not the whole prompt turn after turn"
+
+
+class Counting(ToyBackend):
+    """Counts the characters that are tokenized and the texts that are made of conversations."""
+
+    def __init__(self, context_length: int = 4096) -> None:
+        super().__init__(context_length)
+        self.characters = self.renders = 0
+
+    def tokenize(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return list(text.encode()) if "<|" not in text else super().tokenize(text)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        self.renders += 1
+        return super().render(messages)
+
+
+def test_a_turn_tokenizes_what_is_new_and_no_more() -> None:
+    chat = Chat(Counting(context_length=20_000))
+    backend = chat.backend
+    assert isinstance(backend, Counting)
+    messages = history(5)
+    for _ in range(60):
+        backend.characters = backend.renders = 0
+        chat.check(messages[-1].content)
+        prompt, dropped = chat.fit(messages)
+        new = len(backend.detokenize(prompt[common_prefix(chat.tokens, prompt) :]))
+        assert not dropped and backend.characters == new and backend.renders == 2
+        goes_on(chat, messages, prompt)
+
+
+@pytest.mark.parametrize("turns", [80, 320, 1280])
+def test_the_work_to_fit_a_conversation_does_not_grow_with_its_square(turns: int) -> None:
+    chat = Chat(Counting(context_length=1200))
+    backend = chat.backend
+    assert isinstance(backend, Counting)
+    messages = history(turns)
+    _, dropped = chat.fit(messages)
+    whole = len(backend.render(messages))
+    assert dropped and backend.characters < 2 * whole + 3 * 1200 and backend.renders <= 6
+    backend.characters = backend.renders = 0
+    more = [*messages, Message("assistant", "and so on"), user("more")]
+    chat.fit(more)
+    assert backend.characters < 5 * 1200 and backend.renders <= 6, "the old ones are known"
 
 
 def test_what_fits_is_left_alone() -> None:
-    messages = history(3, system=True)
-    assert Chat(ToyBackend()).fit(messages) == (messages, 0)
+    messages, chat = history(3, system=True), Chat(ToyBackend())
+    assert chat.fit(messages) == (chat.prompt(messages), 0)
 
 
 def test_a_long_context_keeps_256_tokens_free() -> None:
     chat = Chat(ToyBackend(context_length=4096))
-    kept, dropped = chat.fit(history(300))
-    assert dropped and 4096 - 256 - 60 < len(chat.prompt(kept)) <= 4096 - 256
+    prompt, dropped = chat.fit(history(300))
+    block = (4096 - 256) // BLOCKS
+    assert dropped and 4096 - 256 - block - 60 < len(prompt) <= 4096 - 256
 
 
 def test_a_last_message_that_leaves_little_room_is_still_answered() -> None:
     chat = Chat(ToyBackend(context_length=200))
     text = "x" * (200 - 3 - 1)
-    kept, dropped = chat.fit([*history(2)[:-1], user(text)])
-    assert (kept, dropped) == ([user(text)], 4)
-    assert len(chat.prompt(kept)) == 199
+    prompt, dropped = chat.fit([*history(2)[:-1], user(text)])
+    assert (prompt, dropped) == (chat.prompt([user(text)]), 4)
+    assert len(prompt) == 199
 
 
 def test_a_last_message_that_is_too_long_is_refused_with_both_numbers() -> None:
     chat = Chat(ToyBackend(context_length=1200))
     with pytest.raises(PromptError, match=r"1,503 tokens.*1,200"):
         chat.fit([*history(2)[:-1], user("x" * 1500)])
+    with pytest.raises(PromptError, match=r"1,503 tokens.*1,200"):
+        chat.check("x" * 1500)
+    with pytest.raises(PromptError, match="empty"):
+        chat.check(" ")
+    chat.check("x" * 1100)
 
 
 def test_a_long_system_prompt_and_a_short_message() -> None:
     chat = Chat(ToyBackend(context_length=100))
     messages = [Message("system", "s" * 80), user("a"), Message("assistant", "b"), user("c")]
-    kept, dropped = chat.fit(messages)
-    assert (kept, dropped) == ([messages[0], messages[-1]], 2)
+    prompt, dropped = chat.fit(messages)
+    assert (prompt, dropped) == (chat.prompt([messages[0], messages[-1]]), 2)

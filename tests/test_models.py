@@ -18,6 +18,7 @@ from app.models import Candidate, Progress
 from app.preferences import Preferences
 from app.reading import Reading
 from app.session import Session
+from app.turns import Runs
 from app.writer import Update
 from engine import costs as engine_costs
 from engine.backends.base import Backend
@@ -468,6 +469,12 @@ def test_a_memory_of_models_that_fails_costs_no_model(
 # stopping and waiting
 
 
+def stop_of(runs: Runs, about: str = "") -> threading.Event:
+    """The stop of the one run that is known."""
+    (run,) = runs.known[ME, about]
+    return run.stop
+
+
 def test_a_download_tells_how_far_it_is(session: Session) -> None:
     found = told(session, "hub/two")
     shares = [p.share for p in found if p.words.startswith("Downloading two:")]
@@ -480,7 +487,7 @@ def test_a_download_tells_how_far_it_is(session: Session) -> None:
 
 def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> None:
     backend = session.backend
-    shop.between = lambda: session.models.stopping.wait(10) and None
+    shop.between = lambda: stop_of(session.models.runs).wait(10) and None
     for progress in (loading := session.models.load("hub/two")):
         if "Downloading two:" in progress.words:
             break
@@ -517,7 +524,7 @@ def test_an_answer_under_way_ends_and_is_kept(session: Session, shop: Shop) -> N
     first = next(updates)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
-    assert session.flag(ME, conversation).wait(10)
+    assert stop_of(session.runs, conversation).wait(10)
     *_, last = updates
     assert last.finish == "cancelled" and last.text.startswith(first.text)
     list(loading)
@@ -541,8 +548,8 @@ def test_measurements_under_way_end_too(session: Session, shop: Shop, work: str)
     next(running)
     loading = session.models.load(shop.source("two"))
     next(loading)
-    flags = {"compare": session.flag(ME, ""), "prove": session.flag(ME, conversation)}
-    assert flags.get(work, session.stacks.stopping).wait(10)
+    runs = session.stacks.runs if work == "profile" else session.runs
+    assert stop_of(runs, conversation if work == "prove" else "").wait(10)
     if work == "compare":
         *_, last = running
         assert last.cancelled  # type: ignore[attr-defined]

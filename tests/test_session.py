@@ -1,19 +1,22 @@
 """The session: what it stores, whose it is, and that no helper can change an answer."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from app.comparison import Progress
 from app.past import MODEL_GRAMS
 from app.preferences import Preferences
 from app.rooms import Guarded
 from app.session import UNTITLED, Session
+from app.turns import Busy, Waiting
 from app.writer import Update
 from engine.backends.toy import ToyBackend
 from engine.budget import Budget
 from engine.drafters.context import ContextTier
-from engine.errors import PromptError, SettingError, StorageError
+from engine.errors import Cancelled, PromptError, SettingError, StorageError
 from engine.methods import METHODS
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -39,8 +42,9 @@ def preferences(method: str = "hd", tokens: int = 60, seed: int = 3) -> Preferen
     return Preferences(generation, method, METHODS["hd"].drafting, fresh_seed=False)
 
 
-def run(updates: Iterator[Update]) -> Update:
+def run(updates: Iterator[Update | Waiting]) -> Update:
     *_, last = updates
+    assert isinstance(last, Update)
     return last
 
 
@@ -161,10 +165,132 @@ def test_stop_ends_the_answer_and_keeps_it(
 def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> None:
     conversation = session.say(ME, None, "hello")
     session.stop(ME, conversation)
-    assert run(session.answer(ME, conversation, preferences())).finish == "cancelled"
-    assert texts(session, conversation) == ["hello"]
+    with pytest.raises(Cancelled, match="before it began"):
+        run(session.answer(ME, conversation, preferences()))
+    assert texts(session, conversation) == ["hello"] and session.model.turns.running is None
     session.drop_answer(ME, conversation)
     assert run(session.answer(ME, conversation, preferences())).text
+
+
+@pytest.mark.parametrize("later", ["say", "edit", "drop", "prove"])
+def test_no_later_request_takes_a_stop_back(
+    session: Session, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    """The answer under way ends, whatever is asked of the same conversation meanwhile."""
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    conversation, _ = ask(session)
+    session.say(ME, conversation, "more")
+    updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    next(updates)
+    session.stop(ME, conversation)
+    requests = {
+        "say": lambda: session.say(ME, conversation, "and more"),
+        "edit": lambda: session.edit(ME, conversation, 0, "other"),
+        "drop": lambda: session.drop_answer(ME, conversation),
+        "prove": lambda: next(iter(session.prove(ME, conversation))),
+    }
+    requests[later]()
+    last = run(updates)
+    assert last.finish == "cancelled" and last.metrics.tokens < 10
+    if later != "prove":
+        assert run(session.answer(ME, conversation, preferences())).finish != "cancelled"
+
+
+def test_a_waiting_answer_says_so_and_can_leave_the_queue(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    first, second = (session.say(ME, None, text) for text in ("hello", "there"))
+    updates = session.answer(ME, first, preferences("plain", tokens=50))
+    next(updates)
+    waiting = session.answer(ME, second, preferences())
+    assert next(waiting) == Waiting(1) and session.runs.busy(ME, second)
+    session.stop(ME, second)
+    with pytest.raises(Cancelled):
+        list(waiting)
+    assert not session.runs.busy(ME, second) and session.runs.busy(ME, first)
+    assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
+    session.drop_answer(ME, second)
+    assert run(session.answer(ME, second, preferences())).text
+
+
+def test_a_guest_may_have_one_request_waiting_and_loses_nothing_by_another(
+    db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    session = Session(toy, db, guests=True)
+    conversations = [session.say("guest:a", None, text) for text in ("one", "two")]
+    running, waiting = (session.answer("guest:a", c, preferences("plain")) for c in conversations)
+    next(running)
+    assert next(waiting) == Waiting(1)
+    for refused in (
+        lambda: session.say("guest:a", conversations[0], "three"),
+        lambda: session.edit("guest:a", conversations[1], 0, "three"),
+        lambda: session.drop_answer("guest:a", conversations[1]),
+        lambda: next(session.compare("guest:a", "three", "", preferences(), 1)),
+    ):
+        with pytest.raises(Busy, match="waits for the model already"):
+            refused()
+    assert texts(session, conversations[1], "guest:a") == ["two"]
+    assert texts(session, session.say("guest:b", None, "b"), "guest:b") == ["b"]
+    run(running)
+    assert run(waiting).text
+
+
+def test_a_guest_does_not_wait_for_all_comparisons_of_another(
+    db: Database, toy: ToyBackend
+) -> None:
+    """A comparison of many pairs lets others in after each of them, and goes on."""
+    session = Session(toy, db, guests=True)
+    pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    next(pairs)
+    conversation = session.say("guest:b", None, "hello")
+    answers: list[Update] = []
+    answer = session.answer("guest:b", conversation, preferences())
+    assert next(answer) == Waiting(1)
+    thread = threading.Thread(target=lambda: answers.append(run(answer)))
+    thread.start()
+    before = 0
+    for item in pairs:
+        if isinstance(item, Progress) and not answers:
+            before = len(item.pairs)
+    thread.join(10)
+    assert answers[0].text and before < 5
+    assert isinstance(item, Progress) and len(item.pairs) == 5 and not item.cancelled
+
+
+def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs(
+    db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    session = Session(toy, db, guests=True)
+    pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    next(pairs)
+    conversation = session.say("guest:b", None, "hello")
+    answer = session.answer("guest:b", conversation, preferences("plain", tokens=500))
+    assert next(answer) == Waiting(1)
+    begun = threading.Event()
+
+    def hold() -> None:
+        for update in answer:
+            if isinstance(update, Update):
+                begun.set()
+                release.wait(10)
+
+    release, thread = threading.Event(), threading.Thread(target=hold)
+    thread.start()
+    found: list[Progress] = []
+    for item in pairs:
+        if isinstance(item, Waiting) and begun.is_set():
+            session.stop("guest:a", "")
+        elif isinstance(item, Progress):
+            found.append(item)
+    release.set()
+    session.stop("guest:b", conversation)
+    thread.join(10)
+    assert found[-1].cancelled and len(found[-1].pairs) == 1
+    runs = Traces(db, "guest:a").history(10)
+    assert len(runs) == 2, "the pair that was measured is stored"
 
 
 def test_regenerating_replaces_the_answer(session: Session) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from app.comparison import Proof
-from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, told, warn
+from app.events import AT_ONCE, owner_of, pass_on, told, warn
 from app.panel import panel
 from app.preferences import Preferences
 from app.session import Session
@@ -21,8 +21,9 @@ from app.tabs.screen import (
 )
 from app.tabs.settings import Controls
 from app.token_view import token_view
-from app.verdicts import proof_line
-from engine.errors import PromptError, StrataError
+from app.turns import Waiting
+from app.verdicts import proof_line, waiting_line
+from engine.errors import Cancelled, PromptError, StrataError
 
 EXAMPLES = (
     "Tell me a short story about a boat and a storm.",
@@ -210,13 +211,15 @@ class Handlers:
                 changes = stream.changes(update, view)
                 if changes:
                     yield changes
+        except Cancelled:
+            pass  # it left the queue, and what is stored is shown below
         except StrataError as error:
             warn(str(error))
         pass_on(self.session, owner)
         if self.session.viewing.get(here) == conversation:
             with told():
                 final = shown(self.session, self.parts, owner, conversation)
-                yield {**final, self.parts.pending: None}
+                yield {**final, self.parts.proof: "", self.parts.pending: None}
         else:
             yield {self.parts.pending: None}
 
@@ -297,7 +300,10 @@ class Handlers:
         try:
             yield {**working(self.parts, True), self.parts.proof: proof_line(Proof(0))}
             for proof in self.session.prove(owner, conversation or ""):
-                yield {self.parts.proof: proof_line(proof), **self.proven(proof)}
+                if isinstance(proof, Waiting):
+                    yield {self.parts.proof: waiting_line(proof)}
+                else:
+                    yield {self.parts.proof: proof_line(proof), **self.proven(proof)}
         except StrataError as error:
             warn(str(error))
             yield {self.parts.proof: ""}
@@ -331,11 +337,11 @@ def wire(
 
     on = Handlers(session, parts, controls, current)
     said = [*screen, current, parts.box, parts.proof, parts.editing, parts.pending]
-    answered = [*screen, parts.figures, parts.pending]
+    answered = [*screen, parts.figures, parts.proof, parts.pending]
     inputs = [parts.pending, memory, *controls.inputs]
 
     def then_answer(event: Any) -> None:
-        event.then(on.answer, inputs, answered, **ON_MODEL).then(*refresh, **AT_ONCE)
+        event.then(on.answer, inputs, answered, **AT_ONCE).then(*refresh, **AT_ONCE)
         event.then(*refresh, **AT_ONCE)
 
     spoken = [current, parts.editing, memory, *controls.inputs]
@@ -350,7 +356,5 @@ def wire(
     then_answer(parts.bubbles.edit(on.rewrite, again, said, **AT_ONCE))
     parts.edit.click(on.take_back, [current, memory], [parts.box, parts.editing], **AT_ONCE)
     parts.stop.click(on.stop, [current, memory], None, **AT_ONCE)
-    parts.prove.click(
-        on.prove, [current, memory], [*screen, parts.proof, parts.figures], **ON_MODEL
-    )
+    parts.prove.click(on.prove, [current, memory], [*screen, parts.proof, parts.figures], **AT_ONCE)
     parts.view.change(on.look, parts.view, [parts.tokens, parts.bubbles], **AT_ONCE)

@@ -9,15 +9,16 @@ import gradio as gr
 
 from app import charts, render
 from app.comparison import Pace, Progress, Timed, verdict
-from app.events import AT_ONCE, ON_MODEL, owner_of, pass_on, warn
+from app.events import AT_ONCE, owner_of, pass_on, warn
 from app.panel import milliseconds
 from app.plots import grid
 from app.session import Session
 from app.tabs.settings import Controls, methods
 from app.token_view import token_view
-from app.verdicts import another_text, difference, title_of
+from app.turns import Waiting
+from app.verdicts import another_text, difference, title_of, waiting_line
 from app.writer import piece_of
-from engine.errors import StrataError
+from engine.errors import Cancelled, StrataError
 from engine.types import Step
 
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
@@ -180,6 +181,9 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
             system, preferences = controls.read(values)
             chosen = preferences.with_method(method)
             for progress in session.compare(owner, text, system, chosen, int(repeats)):
+                if isinstance(progress, Waiting):
+                    yield {parts.verdict: waiting_line(progress)}
+                    continue
                 finished = progress.running is None
                 last = progress.running is not None and progress.running.steps[-1].finish
                 if finished or last or pace.due():
@@ -187,6 +191,8 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
                     if finished and progress.pairs:
                         shown |= dict(zip(parts.plots, drawn(progress), strict=True))
                     yield shown
+        except Cancelled:
+            yield {parts.verdict: idle(session)}
         except StrataError as error:
             warn(str(error))
         pass_on(session, owner)
@@ -198,5 +204,5 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
     shown_by_run = [parts.verdict, *parts.heads, *parts.views, *parts.plots]
     outputs = [parts.run, parts.stop, *shown_by_run]
     inputs = [parts.prompt, parts.method, parts.repeats, memory, *controls.inputs]
-    parts.run.click(run, inputs, outputs, **ON_MODEL)
+    parts.run.click(run, inputs, outputs, **AT_ONCE)
     parts.stop.click(stop, memory, None, **AT_ONCE)

@@ -10,7 +10,7 @@ import gradio as gr
 import plotly.graph_objects as go
 
 from app import charts
-from app.events import AT_ONCE, ON_MODEL, owner_of, told
+from app.events import AT_ONCE, owner_of, told
 from app.plots import grid
 from app.session import Session
 from app.verdicts import title_of
@@ -166,4 +166,4 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     parts.table.select(choose, [parts.ids, memory], outputs, **AT_ONCE)
     if parts.again is not None:
         changed = [parts.costs, parts.plots[COSTS]]
-        parts.again.click(again, [parts.shown, memory], changed, **ON_MODEL)
+        parts.again.click(again, [parts.shown, memory], changed, **AT_ONCE)

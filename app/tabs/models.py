@@ -250,10 +250,9 @@ class Handlers:
             models, stacks, target = self.models, self.session.stacks, card.entry.target
             catalogue.check(models, target, runtime)
             yield from models.load(target.source, runtime)
-            models.stopping.clear()
             for draft in drafts:
                 if not models.reading.present(draft.source):
-                    yield from reported(draft.name, partial(models.fetch, draft.source))
+                    yield from reported(draft.name, partial(models.fetch_alone, draft.source))
             here = [d for d in card.entry.drafts if models.reading.present(d.source)]
             for draft in here:
                 stacks.offer(draft.source)

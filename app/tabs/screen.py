@@ -11,6 +11,8 @@ from app import render
 from app.comparison import Pace, PlainSpeed
 from app.panel import panel
 from app.session import Session
+from app.turns import Waiting
+from app.verdicts import waiting_line
 from app.writer import Update
 from engine.metrics import summarise
 from engine.types import Prefill
@@ -58,7 +60,7 @@ def stored(parts: Parts) -> list[Any]:
 def shown(session: Session, parts: Parts, owner: str, conversation: str | None) -> dict[Any, Any]:
     """Everything that shows a conversation, as it is stored."""
     messages = session.conversations(owner).messages(conversation) if conversation else ()
-    busy = conversation is not None and (owner, conversation) in session.answering
+    busy = conversation is not None and session.runs.busy(owner, conversation)
     return {
         parts.tokens: render.transcript(messages),
         parts.bubbles: render.bubbles(messages),
@@ -111,13 +113,19 @@ class Stream:
         self.session, self.parts, self.messages = session, parts, messages
         self.sent: deque[int] = deque([0], maxlen=self.OVERLAP)
         self.view = ""
+        self.waited = False
         self.figures_due = Pace(FIGURES_SECONDS)
 
-    def changes(self, update: Update, view: str) -> dict[Any, Any]:
+    def changes(self, update: Update | Waiting, view: str) -> dict[Any, Any]:
         """The changes for a page that shows `view`, "" for another conversation."""
+        if isinstance(update, Waiting):
+            self.waited = True
+            return {self.parts.proof: waiting_line(update)} if view else {}
         if view != self.view:
             self.view, self.sent = view, deque([0], maxlen=self.OVERLAP)
         changes: dict[Any, Any] = {}
+        if self.waited and view:
+            self.waited, changes[self.parts.proof] = False, ""
         if view == TOKENS:
             changes[self.parts.tokens] = render.growing(update.pieces, self.sent[0])
             self.sent.append(len(update.pieces))

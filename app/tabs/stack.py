@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from app import stack_charts, stack_words
 from app.comparison import Pace
-from app.events import AT_ONCE, ON_MODEL, told, warn
+from app.events import AT_ONCE, told, warn
 from app.palette import DRAFT_SHADES, INK, PLAIN
 from app.plots import grid
 from app.preferences import Preferences
@@ -346,11 +346,11 @@ def wire(
     parts.ticked.input(on.tick, parts.ticked, parts.models, **AT_ONCE)
     added = [parts.box, parts.ticked, parts.models]
     gr.on([parts.add.click, parts.box.submit], on.add, [parts.box, parts.ticked], added, **AT_ONCE)
-    parts.load.click(on.load, inputs, [*shown, *others], **ON_MODEL)
-    parts.unload.click(on.unload, inputs, [*shown, *others], **ON_MODEL)
+    parts.load.click(on.load, inputs, [*shown, *others], **AT_ONCE)
+    parts.unload.click(on.unload, inputs, [*shown, *others], **AT_ONCE)
     running = [*shown, parts.load, parts.stop]
-    parts.profile.click(on.profile, inputs, running, **ON_MODEL)
-    parts.measure.click(on.measure, inputs, running, **ON_MODEL)
+    parts.profile.click(on.profile, inputs, running, **AT_ONCE)
+    parts.measure.click(on.measure, inputs, running, **AT_ONCE)
     parts.stop.click(session.stacks.stop, None, None, **AT_ONCE)
     chosen = [parts.spec, parts.first, *controls.inputs]
     used = parts.use.click(on.use, chosen, [parts.status, *others], **AT_ONCE)
