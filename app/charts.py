@@ -180,13 +180,14 @@ def tier_rates(steps: Sequence[Step]) -> go.Figure:
     return figure
 
 
-def speedups(values: Sequence[float]) -> go.Figure:
-    """Speedup of each repeat, with the median; 1 is plain decoding."""
+def speedups(values: Sequence[float | None]) -> go.Figure:
+    """Speedup of each repeat, with the median; 1 is plain decoding, None no gain to tell."""
     figure = framed("Speedup over plain decoding", "repeat", "times faster")
-    if values:
+    told = {str(i): value for i, value in enumerate(values, 1) if value is not None}
+    if told:
         figure.add_bar(
-            x=[str(i) for i in range(1, len(values) + 1)],
-            y=[round(value, 4) for value in values],
+            x=list(told),
+            y=[round(value, 4) for value in told.values()],
             marker={"color": INK},
             texttemplate="%{y:.2f}×",
             textposition="outside",
@@ -194,14 +195,14 @@ def speedups(values: Sequence[float]) -> go.Figure:
             name="repeat",
         )
         figure.update_xaxes(type="category")
-        figure.add_hline(y=median(values), line={"color": INK, "width": 1.5})
+        figure.add_hline(y=median(told.values()), line={"color": INK, "width": 1.5})
     figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
     figure.update_layout(showlegend=False)
     return figure
 
 
 def history(runs: Sequence[Run]) -> go.Figure:
-    """Decode speed of past runs, oldest first, with the plain speed measured at their time."""
+    """Decode speed of past runs, oldest first."""
     figure = framed("Speed of past runs", "run", "tokens per second")
     known = [run for run in reversed(runs) if run.decode_seconds and run.emitted_tokens]
     known = known[-POINTS:]
@@ -215,14 +216,6 @@ def history(runs: Sequence[Run]) -> go.Figure:
             marker={"color": colour, "size": 7, "symbol": "circle" if drafted else "x-thin-open"},
             hovertemplate="%{y:.0f} tokens/s<extra></extra>",
         )
-    base = [(i, run.baseline_tokens_per_second) for i, run in enumerate(known, 1)]
-    figure.add_scatter(
-        x=[i for i, value in base if value],
-        y=[round(value, 3) for _, value in base if value],
-        name="plain, as last measured",
-        mode="lines",
-        line={"color": PLAIN, "dash": "dot", "width": 1.5},
-    )
     figure.update_xaxes(dtick=1 if len(known) <= 16 else None)
     return figure
 

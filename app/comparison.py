@@ -1,7 +1,7 @@
 """Plain and accelerated decoding of one prompt, one after the other, and what the pair proves.
 
-Both runs start from an empty cache, neither may learn from the other, and the order is swapped
-from repeat to repeat, so that a machine that warms up or slows down favours neither.
+Both runs start from nothing (engine/compare.py), neither may learn from the other, and the order is
+swapped from repeat to repeat, so that a machine that warms up or slows down favours neither.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -10,13 +10,14 @@ from statistics import median
 from time import perf_counter
 
 from engine.backends.base import Backend
+from engine.compare import UNKNOWN, Speedup, cold, speedup
 from engine.costs import CostCurve
 from engine.decode import decode, never
 from engine.drafters.base import Drafter
 from engine.methods import METHODS, Method
 from engine.metrics import Metrics, summarise
 from engine.settings import Generation, Sampling
-from engine.types import Prefill, Step, Token
+from engine.types import Learned, Prefill, Step, Token
 
 UPDATE_SECONDS = 0.1
 PLAIN = METHODS["plain"]
@@ -24,11 +25,12 @@ PLAIN = METHODS["plain"]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One finished run."""
+    """One run, finished or under way."""
 
     method: str
     prefill: Prefill | None
     steps: tuple[Step, ...]
+    learned: Learned | None = None
 
     @property
     def tokens(self) -> list[Token]:
@@ -38,32 +40,45 @@ class Timed:
     @property
     def metrics(self) -> Metrics:
         """Its figures."""
-        return summarise(self.prefill, self.steps)
+        return summarise(self.prefill, self.steps, self.learned)
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the user ended it, or left, before it came to an end of its own."""
+        return not self.steps or self.steps[-1].finish in (None, "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether two runs emitted the same tokens; else where they part and what each said there."""
+    """Whether two runs emitted the same tokens; else where they part and what each said there.
+
+    `ended_early`: there the accelerated one was over, and the plain one went on.
+    """
 
     identical: bool
     tokens: int
     position: int = 0
     plain: str = ""
     accelerated: str = ""
+    ended_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A plain rerun of the last answer: under way while `verdict` is None.
+    """The last answer decoded again, plainly and with drafts: under way while `verdict` is None.
 
-    `same_text` is False where another text is no fault: see `keeps_text`.
+    `running` is the method at work, `shown` the answer itself, which the verdict is about; the
+    speedup is that of the two reruns. `same_text` is False where another text is no fault: see
+    `keeps_text`.
     """
 
     tokens: int
+    running: str = PLAIN.name
     verdict: Verdict | None = None
-    speedup: float | None = None
+    speedup: Speedup = UNKNOWN
     plain: Timed | None = None
     accelerated: Timed | None = None
+    shown: Timed | None = None
     same_text: bool = True
 
 
@@ -78,18 +93,14 @@ class Progress:
     same_text: bool = True
 
     @property
-    def speedups(self) -> list[float]:
-        """Decode time per token, plain over accelerated, pair by pair."""
-        return [
-            per_token(plain) / per_token(fast)
-            for plain, fast in self.pairs
-            if per_token(fast) and plain.tokens
-        ]
+    def speedups(self) -> list[Speedup]:
+        """What each pair says."""
+        return [worth([pair]) for pair in self.pairs]
 
     @property
-    def speedup(self) -> float | None:
+    def speedup(self) -> Speedup:
         """The median over the repeats."""
-        return median(self.speedups) if self.speedups else None
+        return worth(self.pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +136,9 @@ def keeps_text(method: Method, sampling: Sampling) -> bool:
     return method.drafting.rule == "match" or sampling.temperature == 0
 
 
-def per_token(run: Timed) -> float:
-    """Seconds of decoding per emitted token: the same figure as time when the texts agree."""
-    figures = run.metrics
-    return figures.decode_seconds / figures.tokens if figures.tokens else 0.0
+def worth(pairs: Sequence[tuple[Timed, Timed]], accepted: int | None = None) -> Speedup:
+    """The speedup of (plain, accelerated) runs, see engine/compare.py."""
+    return speedup([(plain.metrics, fast.metrics) for plain, fast in pairs], accepted)
 
 
 def verdict(
@@ -140,8 +150,9 @@ def verdict(
         one = left[at].id if at < len(left) else None
         other = right[at].id if at < len(right) else None
         if one != other:
-            texts = ["the end" if i is None else detokenize([i]) for i in (one, other)]
-            return Verdict(False, at, at + 1, *texts)
+            slow, fast = ("the end" if i is None else detokenize([i]) for i in (one, other))
+            by_token = at == len(right) - 1 and accelerated.steps[-1].finish == "eos"
+            return Verdict(False, at, at + 1, slow, fast, other is None or by_token)
     return Verdict(True, len(left))
 
 
@@ -153,21 +164,26 @@ def run(
     generation: Generation,
     cancelled: Callable[[], bool] = never,
     costs: CostCurve | None = None,
+    drafts: Sequence[Backend] = (),
 ) -> Generator[Timed, None, None]:
-    """Decode from an empty cache; yields the run as it grows, the finished run last."""
-    backend.prefill(prompt[:1], never)
+    """Decode from nothing; yields the run as it grows, the finished run last. `drafts` are the
+    models that may draft in it."""
+    cold((backend, *drafts))
     prefill: Prefill | None = None
+    learned: Learned | None = None
     steps: list[Step] = []
     pace = Pace(UPDATE_SECONDS)
     drafting = method.drafting
     for event in decode(backend, prompt, drafters, generation, drafting, cancelled, costs):
         if isinstance(event, Prefill):
             prefill = event
-            continue
-        steps.append(event)
-        if event.finish is None and pace.due():
-            yield Timed(method.name, prefill, tuple(steps))
-    yield Timed(method.name, prefill, tuple(steps))
+        elif isinstance(event, Learned):
+            learned = event
+        else:
+            steps.append(event)
+            if event.finish is None and pace.due():
+                yield Timed(method.name, prefill, tuple(steps))
+    yield Timed(method.name, prefill, tuple(steps), learned)
 
 
 def compare(
@@ -179,8 +195,10 @@ def compare(
     repeats: int,
     cancelled: Callable[[], bool] = never,
     costs: Callable[[], CostCurve | None] = lambda: None,
+    drafts: Sequence[Backend] = (),
 ) -> Generator[Progress, None, None]:
-    """Run `repeats` pairs; `drafters` and `costs` give fresh ones without a trace of earlier runs.
+    """Run `repeats` pairs; `drafters` and `costs` give fresh ones without a trace of earlier runs,
+    `drafts` are the models that may draft.
 
     A few unmeasured steps come first, so that no run pays for waking the machine up.
     """
@@ -194,7 +212,9 @@ def compare(
             running = (
                 run(backend, prompt, PLAIN, (), generation, cancelled)
                 if name == "plain"
-                else run(backend, prompt, method, drafters(), generation, cancelled, costs())
+                else run(
+                    backend, prompt, method, drafters(), generation, cancelled, costs(), drafts
+                )
             )
             for timed in running:
                 done[name] = timed

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from app.comparison import UNMEASURED, PlainSpeed
 from app.palette import INKS, STAGES, ink, others
+from engine.compare import Speedup
 from engine.metrics import Metrics
 from engine.types import TARGET, Step
 
+NO_GAIN = "no draft was accepted, so there is no gain"
+"""Why a speedup that was measured is not told (engine/compare.py)."""
 RIBBON = 64
 TALLEST = 12
 
@@ -15,13 +17,14 @@ TALLEST = 12
 def panel(
     figures: Metrics | None,
     steps: Sequence[Step] = (),
-    plain: PlainSpeed = UNMEASURED,
+    speedup: Speedup | None = None,
     ended: str = "",
 ) -> str:
-    """The whole panel; dashes where there is nothing to tell yet."""
+    """The whole panel; dashes where there is nothing to tell yet. `speedup` is against a plain run
+    of the same prompt, None as long as there was none."""
     return (
         '<div class="panel">'
-        + headline(figures, plain)
+        + headline(figures, speedup)
         + section("Who wrote it", share_bar(figures) + tier_table(figures))
         + levels(figures)
         + section("Where a step goes", stage_bar(figures))
@@ -36,14 +39,13 @@ def section(title: str, body: str) -> str:
     return f"<section><h4>{escape(title)}</h4>{body}</section>"
 
 
-def headline(figures: Metrics | None, plain: PlainSpeed) -> str:
+def headline(figures: Metrics | None, speedup: Speedup | None) -> str:
     """The four figures that matter most."""
     speed = figures.tokens_per_second if figures else 0.0
-    base = plain.tokens_per_second
-    against = f"vs plain, measured {plain.when}: {base:,.0f} tok/s" if base else "not measured"
+    gained = times(speedup.whole) if speedup else "–"
     cells = [
         ("Speed", f"{speed:,.0f}" if speed else "–", "tokens per second", ""),
-        ("Speedup", f"{speed / base:.2f}×" if speed and base else "–", against, " lead"),
+        ("Speedup", gained, speedup_note(speedup), " lead"),
         (
             "Acceptance",
             f"{figures.mean_acceptance_length:.2f}" if figures and figures.forwards else "–",
@@ -53,7 +55,7 @@ def headline(figures: Metrics | None, plain: PlainSpeed) -> str:
         (
             "First token",
             milliseconds(figures.ttft_seconds) if figures and figures.forwards else "–",
-            "from sending",
+            "model time, without waiting",
             "",
         ),
     ]
@@ -66,6 +68,20 @@ def headline(figures: Metrics | None, plain: PlainSpeed) -> str:
         )
         + "</div>"
     )
+
+
+def times(ratio: float | None) -> str:
+    """A speedup."""
+    return "–" if ratio is None else f"{ratio:.2f}×"
+
+
+def speedup_note(speedup: Speedup | None) -> str:
+    """What the speedup is of, and how to get one."""
+    if speedup is None:
+        return "not measured: press Prove it"
+    if speedup.whole is None:
+        return NO_GAIN
+    return f"whole answer, plain over accelerated; decoding alone {times(speedup.decoding)}"
 
 
 def milliseconds(seconds: float) -> str:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from app.comparison import Timed
 from engine.budget import Budget
 from engine.drafters.base import Drafter, Likely
-from engine.methods import Databases
+from engine.methods import Databases, Method
 from engine.settings import Generation
 from engine.tree import Tree
-from engine.types import Work
+from engine.types import TrustRow, Work
 
 
 class Guarded:
@@ -73,13 +73,16 @@ class Guarded:
 class Answered:
     """What it takes to decode the last answer again: its prompt, its settings, its run.
 
-    `same_text` says whether that must give the same text.
+    `trusted` is how far evidence was trusted before it, `run_id` what the run is stored as;
+    `same_text` says whether decoding it again must give the same text.
     """
 
-    message_id: str
     prompt: tuple[int, ...]
     generation: Generation
+    method: Method
     run: Timed
+    trusted: list[TrustRow]
+    run_id: str | None
     same_text: bool = True
 
 

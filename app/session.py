@@ -34,6 +34,7 @@ from app.turns import MOST_WAITING, Runs, Waiting
 from app.writer import Update, Writer
 from engine.backends.base import Backend
 from engine.chat import Chat
+from engine.compare import UNKNOWN, Speedup
 from engine.costs import CostCurve
 from engine.drafters.base import Drafter
 from engine.drafters.context import ContextTier
@@ -257,6 +258,7 @@ class Session:
             generation.sampling.seed,
             lambda write: self.keep(owner, write),
         )
+        trusted = room.databases.calibration.rows()
         pace = Pace(UPDATE_SECONDS)
         try:
             for event in self.chat.reply(
@@ -272,7 +274,7 @@ class Session:
                 run_id = self.save(owner, conversation_id, timed, generation, method)
                 same_text = keeps_text(method, generation.sampling)
                 room.answered = Answered(
-                    writer.message.id, tuple(prompt), generation, timed, same_text
+                    tuple(prompt), generation, method, timed, trusted, run_id, same_text
                 )
                 writer.flush(run_id)
                 self.learn(owner, room.databases, costs)
@@ -348,7 +350,7 @@ class Session:
         self.model.run(lambda: self.costs.measure(progress))
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof | Waiting]:
-        """Decode the last answer again without drafts, from the same prompt and seed."""
+        """Decode the last answer again, plainly and with drafts, from the same prompt and seed."""
         with self.runs.begin(owner, conversation_id) as run:
             proofs = proved(self, owner, conversation_id, run.stop.is_set)
             yield from self.model.stream(proofs, run)
@@ -383,6 +385,7 @@ class Session:
         generation: Generation,
         method: Method,
         kind: Kind = "chat",
+        gained: Speedup = UNKNOWN,
     ) -> str | None:
         """Store a run with its steps; returns its id, or None when the store refused."""
         figures, info = timed.metrics, self.backend.info
@@ -403,7 +406,8 @@ class Session:
                 forwards=figures.forwards,
                 finish=timed.steps[-1].finish if timed.steps else None,
                 steps=timed.steps,
-                baseline_tokens_per_second=self.plain.tokens_per_second or None,
+                speedup=gained.whole,
+                decode_speedup=gained.decoding,
                 kind=kind,
             )
             return stored.id

@@ -1,8 +1,10 @@
 """Plans put to the test: what each really takes per token, beside what was predicted.
 
-Every plan answers the same prompts with the same seeds, from an empty cache, and the order rotates
-from prompt to prompt. A stack runs without the gate that lets it rest in a chat, since its own
-speed is in question; hierarchy drafting, alone and before a stack, runs as it does in a chat.
+Every plan answers the same prompts with the same seeds, from nothing, and the order rotates from
+prompt to prompt. Predictions are of decoding, so decoding is what they are held against; speedups
+are of whole answers (engine/compare.py). A stack runs without the gate that lets it rest in a chat,
+since its own speed is in question; hierarchy drafting, alone and before a stack, runs as it does in
+a chat.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -10,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from app.comparison import PLAIN, Timed, Verdict, keeps_text, run, verdict, warm_up
 from engine.backends.base import Backend
+from engine.compare import Speedup, overall
 from engine.costs import CostCurve
 from engine.errors import Cancelled
 from engine.hsd.family import Family
@@ -40,7 +43,8 @@ TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One plan and what came of it: seconds per token, `predicted` where there is a prediction."""
+    """One plan and what came of it: decode seconds per token, `predicted` where there is a
+    prediction; `speedup` is over plain decoding."""
 
     name: str
     title: str
@@ -49,6 +53,7 @@ class Trial:
     tokens: int
     verdict: Verdict
     same_text: bool
+    speedup: Speedup
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,11 @@ def trials(
             fresh = databases.for_measuring()
             drafters = drafters_of(entry.method, fresh, family, generation.sampling)
             curve = costs(entry.method) if entry.gated else None
-            for timed in run(
-                family.target, prompt, entry.method, drafters, generation, cancelled, curve
-            ):
+            drafts = tuple(family.drafts.values())
+            running = run(
+                family.target, prompt, entry.method, drafters, generation, cancelled, curve, drafts
+            )
+            for timed in running:
                 last = timed
             if cancelled():
                 raise Cancelled("The measurement was stopped. What was known before stays.")
@@ -145,4 +152,5 @@ def outcome(
         tokens,
         next((v for v in found if not v.identical), Verdict(True, tokens)),
         keeps_text(entry.method, sampling),
+        overall([timed.metrics for timed in plain], figures),
     )

@@ -9,6 +9,7 @@ from datetime import datetime
 from html import escape
 
 from app.families import sampler_of, sampler_words
+from app.panel import times
 from app.stack_trials import Trial
 from app.stacks import Candidate, Stacks, amount
 from engine.hsd.diagnosis import reasons
@@ -258,14 +259,16 @@ def outcome(trials: Sequence[Trial]) -> str:
             "Measure lets plain decoding, every single draft model and the best stacks answer the "
             "same prompts, and puts their times beside the predictions."
         )
-    plain = trials[0].seconds
-    fastest = min(trials, key=lambda trial: trial.seconds)
-    gain = f"{plain / fastest.seconds:.2f}× plain decoding" if fastest.seconds else ""
+    fastest = max(trials, key=lambda trial: trial.speedup.whole or 0.0)
     checked = [trial for trial in trials[1:] if trial.same_text]
     same = sum(trial.verdict.identical for trial in checked)
-    words = f"Fastest: {fastest.title}, {per_token(fastest.seconds)} per token, {gain}."
+    words = (
+        f"Fastest: {fastest.title}, whole answers {times(fastest.speedup.whole)} as fast as plain "
+        f"decoding; decoding alone {times(fastest.speedup.decoding)}, "
+        f"{per_token(fastest.seconds)} per token."
+    )
     if fastest is trials[0]:
-        words = f"Plain decoding was the fastest, {per_token(plain)} per token."
+        words = f"Plain decoding was the fastest, {per_token(fastest.seconds)} per token."
     if checked:
         words += f" {same} of {len(checked)} said the same as plain decoding, token by token."
     if len(checked) < len(trials) - 1:

@@ -95,7 +95,9 @@ def header(session: Session, notices: Sequence[str]) -> str:
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
     if session.plain.tokens_per_second:
-        facts.append(f"plain {session.plain.tokens_per_second:,.0f} tok/s")
+        facts.append(
+            f"plain {session.plain.tokens_per_second:,.0f} tok/s, measured {session.plain.when}"
+        )
     logo = (ASSETS / "logo.svg").read_text(encoding="utf-8")
     notes = [info.note] if info.note else []
     if session.models.demonstration:

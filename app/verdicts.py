@@ -2,15 +2,29 @@
 
 from html import escape
 
-from app.comparison import Proof, Verdict
-from app.panel import milliseconds
+from app.comparison import PLAIN, Proof, Verdict
+from app.panel import NO_GAIN, milliseconds, times
 from app.turns import Waiting
+from engine.compare import Speedup
 from engine.errors import SettingError
 from engine.methods import method_named
 
 
+def gained(speedup: Speedup, of: str = "speedup") -> str:
+    """A speedup in words, as our own markup: of whole answers, and beside it of decoding alone."""
+    if speedup.whole is None:
+        return f"{of} <b>–</b>: {NO_GAIN}"
+    return f"{of} <b>{times(speedup.whole)}</b>, decoding alone {times(speedup.decoding)}"
+
+
 def difference(found: Verdict, place: str = "") -> str:
     """Where two runs part, and what each says there."""
+    if found.ended_early:
+        return (
+            f'<div class="verdict differs"><b>Ended early</b>{place}: the accelerated answer ended '
+            f"at token {found.position:,}, where plain decoding goes on with "
+            f"<code>{escape(repr(found.plain))}</code>.</div>"
+        )
     return (
         f'<div class="verdict differs"><b>First difference</b>{place} at token '
         f"{found.position:,}: plain <code>{escape(repr(found.plain))}</code>, accelerated "
@@ -24,7 +38,7 @@ def another_text(found: Verdict, speed: str) -> str:
     return (
         f'<div class="verdict"><b>Another text</b> from token {found.position:,} on, as is '
         "expected here: rejection sampling keeps the distribution, not the text of a seed "
-        f"({speed}, time per token). To compare texts, keep drafts by Same text.</div>"
+        f"({speed}, by time per token). To compare texts, keep drafts by Same text.</div>"
     )
 
 
@@ -43,18 +57,22 @@ def waiting_line(waiting: Waiting) -> str:
 
 
 def proof_line(proof: Proof) -> str:
-    """How far a plain rerun is, then its outcome."""
+    """How far the reruns of an answer are, then their outcome."""
     found = proof.verdict
     if found is None:
-        return f'<div class="verdict running">Decoding plainly … {proof.tokens:,} tokens</div>'
+        how = "plainly" if proof.running == PLAIN.name else "with drafts"
+        return f'<div class="verdict running">Decoding {how} … {proof.tokens:,} tokens</div>'
     if not found.identical:
         if proof.same_text:
             return difference(found)
-        return another_text(found, f"<b>{proof.speedup or 0:.2f}×</b>")
-    assert proof.plain and proof.accelerated
-    slow, fast = proof.plain.metrics.decode_seconds, proof.accelerated.metrics.decode_seconds
+        return another_text(found, gained(proof.speedup))
+    assert proof.plain and proof.accelerated and proof.shown
+    slow, fast = proof.plain.metrics.seconds, proof.accelerated.metrics.seconds
+    whole = f"all {found.tokens:,} tokens"
+    if proof.shown.broken_off:
+        whole += " up to where it was stopped, as a beginning is all that can be proved of it"
     return (
-        f'<div class="verdict same"><b>Identical</b>: all {found.tokens:,} tokens. Plain '
-        f"{milliseconds(slow)}, accelerated {milliseconds(fast)}: "
-        f"<b>{proof.speedup or 0:.2f}×</b>, measured.</div>"
+        f'<div class="verdict same"><b>Identical</b>: {whole}. Both decoded again from nothing: '
+        f"plain {milliseconds(slow)}, accelerated {milliseconds(fast)}, "
+        f"{gained(proof.speedup)}.</div>"
     )

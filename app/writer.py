@@ -8,7 +8,7 @@ from typing import Any
 from app.comparison import Pace, Timed
 from engine.errors import StorageError
 from engine.metrics import Metrics, summarise
-from engine.types import TARGET, Prefill, Step, Token
+from engine.types import TARGET, Event, Learned, Prefill, Step, Token
 from storage.conversations import Conversations, Piece
 
 FLUSH_SECONDS = 1.0
@@ -46,14 +46,18 @@ class Writer:
         self.pieces: list[Piece] = []
         self.steps: list[Step] = []
         self.prefill: Prefill | None = None
+        self.learned: Learned | None = None
         self.finish: str | None = None
         self.pace = Pace(FLUSH_SECONDS)
         self.pace.due()
 
-    def add(self, event: Prefill | Step) -> None:
+    def add(self, event: Event) -> None:
         """Take in one event."""
         if isinstance(event, Prefill):
             self.prefill = event
+            return
+        if isinstance(event, Learned):
+            self.learned = event
             return
         self.steps.append(event)
         self.finish = event.finish
@@ -65,7 +69,7 @@ class Writer:
         """What the interface shows now."""
         return Update(
             tuple(self.pieces),
-            summarise(self.prefill, self.steps),
+            summarise(self.prefill, self.steps, self.learned),
             tuple(self.steps),
             self.finish,
             dropped,
@@ -74,7 +78,7 @@ class Writer:
 
     def run(self, method: str) -> Timed:
         """The answer as a run."""
-        return Timed(method, self.prefill, tuple(self.steps))
+        return Timed(method, self.prefill, tuple(self.steps), self.learned)
 
     def flush(self, run_id: str | None = None) -> None:
         """Store the answer so far."""

@@ -17,7 +17,7 @@ from engine.decode import decode, never
 from engine.drafters.base import Drafter
 from engine.errors import PromptError
 from engine.settings import Drafting, Generation
-from engine.types import Message, Prefill, Step
+from engine.types import Event, Message, Step
 
 BLOCKS = 4
 """What is left out of a long conversation at a time is this part of the room, or a little more."""
@@ -131,7 +131,7 @@ class Chat:
         drafting: Drafting,
         cancelled: Callable[[], bool] = never,
         costs: CostCurve | None = None,
-    ) -> Iterator[Prefill | Step]:
+    ) -> Iterator[Event]:
         """The events of one answer (engine/decode.py); remembers its tokens for the next turn."""
         self.tokens = list(prompt)
         for event in decode(self.backend, prompt, drafters, generation, drafting, cancelled, costs):

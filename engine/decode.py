@@ -18,7 +18,7 @@ from engine.errors import PromptError
 from engine.settings import Drafting, Generation
 from engine.text import TextStream
 from engine.tree import Tree
-from engine.types import STACK, TARGET, Finish, Prefill, Step, Token, Work
+from engine.types import STACK, TARGET, Event, Finish, Learned, Prefill, Step, Token, Work
 from engine.verify import verifier
 
 
@@ -35,12 +35,13 @@ def decode(
     drafting: Drafting,
     cancelled: Callable[[], bool] = never,
     costs: CostCurve | None = None,
-) -> Iterator[Prefill | Step]:
-    """Answer `prompt`: yields one Prefill, then one Step per target forward.
+) -> Iterator[Event]:
+    """Answer `prompt`: yields one Prefill, one Step per target forward, and Learned at the end.
 
-    The last Step carries the reason it is the last. `costs` bounds what is drafted, and learns from
-    every step. The time a consumer takes between two events is not counted. Raises PromptError when
-    the prompt is empty or leaves no room for an answer.
+    The last Step carries the reason it is the last; there is no Learned behind one that is empty,
+    as nothing was answered. The drafters learn however the run ends. `costs` bounds what is
+    drafted, and learns from every step. The time a consumer takes between two events is not
+    counted. Raises PromptError when the prompt is empty or leaves no room for an answer.
     """
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled)
@@ -83,9 +84,12 @@ def decode(
             yield step
             index += 1
     finally:
+        clock = perf_counter()
         lesson.learn()
         for drafter in drafters:
             drafter.finish(tokens, len(tokens) - len(prompt))
+        learned = perf_counter() - clock
+    yield Learned(learned)
 
 
 class Lesson:

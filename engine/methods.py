@@ -19,7 +19,7 @@ from engine.drafters.context import ContextTier
 from engine.drafters.harvest import HarvestTier
 from engine.drafters.hierarchy import Hierarchy
 from engine.drafters.lookup import LONGEST_COPY, LookupDrafter
-from engine.drafters.model import ModelTier
+from engine.drafters.model import Forgetful, ModelTier
 from engine.drafters.published import (
     NODES,
     PublishedContext,
@@ -209,13 +209,16 @@ class Databases:
         return copy
 
     def for_measuring(self, log: Iterable[int] = ()) -> "Databases":
-        """A copy whose runs leave no trace: its own context and calibration, a frozen model tier.
+        """A copy whose runs leave no trace: its own context and calibration, a model tier that
+        forgets.
 
-        Without it, the second of two runs on one prompt would draft the first one's answer.
+        Without it, the second of two runs on one prompt would draft the first one's answer. What
+        learning costs in memory is spent all the same, but by the published model tier, whose
+        sorting of everything anew is not the paper's; what storing costs is not.
         """
         calibration = Calibration(self.calibration.rows())
         copy = Databases(ContextTier(tuple(log)), self.past, self.statistics, calibration)
-        copy.model = Frozen(self.past)
+        copy.model = Forgetful(self.past)
         if self.published:
             copy.published = {**self.published, CONTEXT: PublishedContext()}
             past = self.published[MODEL]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.types import Prefill, Step
+from engine.types import Learned, Prefill, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,21 @@ class Metrics:
 
     @property
     def end_to_end_tokens_per_second(self) -> float:
-        """Tokens per second with the prefill counted in."""
-        seconds = self.decode_seconds + self.prefill_seconds
-        return self.tokens / seconds if seconds else 0.0
+        """Tokens per second of the whole answer."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the whole answer: reading the prompt, decoding, and learning the answer."""
+        return self.prefill_seconds + self.decode_seconds + self.learning_seconds
+
+    @property
+    def kept(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(self.accepted.values())
 
     prefill_seconds: float = 0.0
+    learning_seconds: float = 0.0
     levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def rate(self, source: str) -> float:
@@ -57,7 +67,9 @@ class Metrics:
         return self.accepted.get(source, 0) / proposed if proposed else 0.0
 
 
-def summarise(prefill: Prefill | None, steps: Sequence[Step]) -> Metrics:
+def summarise(
+    prefill: Prefill | None, steps: Sequence[Step], learned: Learned | None = None
+) -> Metrics:
     """The figures of one run, from its events."""
     forwards = [step for step in steps if step.tokens]
     tokens = sum(len(step.tokens) for step in forwards)
@@ -88,6 +100,7 @@ def summarise(prefill: Prefill | None, steps: Sequence[Step]) -> Metrics:
         look_up_seconds=look_ups,
         lengths=dict(sorted(Counter(len(step.tokens) for step in forwards).items())),
         prefill_seconds=prefill_seconds,
+        learning_seconds=learned.seconds if learned else 0.0,
         levels=levels_of(forwards),
     )
 

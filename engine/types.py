@@ -111,6 +111,14 @@ class Followers:
         self.strength = strength(self.total, self.distinct)
         return self
 
+    def minus(self, token: int) -> "Followers":
+        """These followers without one occurrence of `token`, of several: a new value."""
+        counts = dict(self.counts)
+        left = counts.pop(token, 0) - 1
+        if left > 0:
+            counts[token] = left
+        return Followers(self.total - 1, self.distinct - (left == 0), counts)
+
     def narrow(self) -> None:
         """Forget the rarer half of the next tokens; they stay counted in the totals."""
         best = sorted(self.counts.items(), key=lambda pair: -pair[1])
@@ -157,6 +165,13 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """The drafters have learned the answer: the last event of a run that was not broken off."""
+
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One target forward and what came of it.
 
@@ -183,3 +198,7 @@ class Step:
     def seconds(self) -> float:
         """Wall time of the step, without the time its consumer took."""
         return self.draft_seconds + self.verify_seconds + self.sample_seconds + self.other_seconds
+
+
+Event = Prefill | Step | Learned
+"""What a run consists of: one Prefill, its Steps, then Learned."""

@@ -176,6 +176,15 @@ CREATE TABLE sources (
 );
 """,
     ),
+    (
+        # The plain speed beside a run was of another prompt, and of another load of the machine.
+        "0008-speedups",
+        """
+ALTER TABLE runs DROP COLUMN baseline_tokens_per_second;
+ALTER TABLE runs ADD COLUMN speedup REAL;
+ALTER TABLE runs ADD COLUMN decode_speedup REAL;
+""",
+    ),
 )
 
 

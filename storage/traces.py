@@ -20,16 +20,16 @@ from storage.database import Database
 Kind = Literal["chat", "compare"]
 RUN_COLUMNS = """runs.id, conversation, model, fingerprints.name, method, settings, prompt_tokens,
     emitted_tokens, reused_tokens, ttft_seconds, decode_seconds, forwards, finish, created,
-    baseline_tokens_per_second, kind FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+    speedup, decode_speedup, kind FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One answer as it was decoded, without its steps.
 
-    `reused_tokens` of the prompt were in the cache already; `decode_seconds` is what followed the
-    first token; `baseline_tokens_per_second` is the plain speed it is compared with, if measured;
-    `created` is in seconds since 1970, UTC.
+    `reused_tokens` of the prompt were in the cache already; `decode_seconds` is the time of all
+    steps; `speedup` (of whole answers) and `decode_speedup` are against a plain run of the same
+    prompt, None where there was none or no gain to tell; `created` is in seconds since 1970, UTC.
     """
 
     id: str
@@ -46,7 +46,8 @@ class Run:
     forwards: int
     finish: Finish | None
     created: float
-    baseline_tokens_per_second: float | None
+    speedup: float | None
+    decode_speedup: float | None
     kind: Kind
 
 
@@ -77,7 +78,8 @@ class Traces:
         forwards: int,
         finish: Finish | None,
         steps: Sequence[Step],
-        baseline_tokens_per_second: float | None = None,
+        speedup: float | None = None,
+        decode_speedup: float | None = None,
         kind: Kind = "chat",
     ) -> Run:
         """Store a run with its steps, in one transaction, and drop the oldest beyond `KEPT`.
@@ -103,13 +105,22 @@ class Traces:
                     "decode_seconds": decode_seconds,
                     "forwards": forwards,
                     "finish": finish,
-                    "baseline_tokens_per_second": baseline_tokens_per_second,
+                    "speedup": speedup,
+                    "decode_speedup": decode_speedup,
                     "created": time.time(),
                 }
             )
             self._insert_steps(handle, run_id, steps)
             self._drop_oldest(handle)
             return self.get(run_id)
+
+    def note(self, run_id: str, speedup: float | None, decode_speedup: float | None) -> None:
+        """Store what a run was worth, measured after it; nothing for a run that is gone."""
+        with self._db.write() as handle:
+            handle.execute(
+                "UPDATE runs SET speedup = ?, decode_speedup = ? WHERE id = ? AND owner = ?",
+                [speedup, decode_speedup, run_id, self._owner],
+            )
 
     def get(self, run_id: str) -> Run:
         """One run; `StorageError` when this owner has none of that id."""

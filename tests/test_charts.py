@@ -84,6 +84,9 @@ def test_speedups_show_each_repeat_and_the_median() -> None:
     figure = charts.speedups([1.5, 2.5, 2.0])
     assert list(figure.data[0].y) == [1.5, 2.5, 2.0]
     assert sorted(shape.y0 for shape in figure.layout.shapes) == [1.0, 2.0]
+    figure = charts.speedups([1.5, None, 2.0])
+    assert list(figure.data[0].x) == ["1", "3"] and list(figure.data[0].y) == [1.5, 2.0]
+    assert not charts.speedups([None]).data
 
 
 def test_history(db: Database) -> None:
@@ -103,10 +106,9 @@ def test_history(db: Database) -> None:
             forwards=10,
             finish="eos",
             steps=STEPS,
-            baseline_tokens_per_second=48.0,
         )
-    accelerated, plain, base = charts.history(store.history()).data
-    assert list(accelerated.y) == [90] and list(plain.y) == [50] and list(base.y) == [48, 48]
+    accelerated, plain = charts.history(store.history()).data
+    assert list(accelerated.y) == [90] and list(plain.y) == [50]
 
 
 def drafting(*nodes: int) -> list[Step]:

@@ -26,6 +26,7 @@ PINNED = {
     "0005-calibrations-and-costs": "f9e290cb1f16f859",
     "0006-stacks": "730a080cf9f463e3",
     "0007-sources": "6d501b9c703d5850",
+    "0008-speedups": "7bfa26fb0e2163e9",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

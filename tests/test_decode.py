@@ -17,7 +17,7 @@ from engine.errors import PromptError
 from engine.metrics import summarise
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
-from engine.types import RULES, Prefill, Rule, Step, Work
+from engine.types import RULES, Event, Learned, Prefill, Rule, Step, Work
 
 PROMPT = list(b"once upon a time")
 LONG = Generation(Sampling(temperature=0.0), max_tokens=60)
@@ -73,9 +73,11 @@ def run(
     costs: CostCurve | None = None,
 ) -> tuple[Prefill, list[Step]]:
     backend, drafting = backend or ToyBackend(), drafting or Drafting()
-    first, *steps = decode(backend, PROMPT, drafters, generation, drafting, cancelled, costs)
-    assert isinstance(first, Prefill) and all(isinstance(step, Step) for step in steps)
-    return first, steps  # type: ignore[return-value]
+    first, *events = decode(backend, PROMPT, drafters, generation, drafting, cancelled, costs)
+    steps = [event for event in events if isinstance(event, Step)]
+    answered = any(step.tokens for step in steps)
+    assert isinstance(first, Prefill) and events[len(steps) :] == [Learned()] * answered
+    return first, steps
 
 
 def test_a_plain_run_is_one_token_per_step(toy: ToyBackend) -> None:
@@ -393,10 +395,28 @@ def test_a_backend_without_trees_is_never_given_one(toy: ToyBackend) -> None:
 def test_the_time_of_the_consumer_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("engine.decode.perf_counter", lambda: now[0])
-    events: Iterator[Prefill | Step] = decode(ToyBackend(), PROMPT, [oracle(2)], LONG, Drafting())
+    events: Iterator[Event] = decode(ToyBackend(), PROMPT, [oracle(2)], LONG, Drafting())
     for event in events:
         now[0] += 1000.0
         assert event.seconds == 0.0
+
+
+def test_learning_the_answer_is_timed_behind_the_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("engine.decode.perf_counter", lambda: now[0])
+
+    class Slow(Scripted):
+        def finish(self, tokens: Sequence[int], new: int) -> None:
+            now[0] += 5.0
+
+    drafters = [Slow(lambda tokens: []), Slow(lambda tokens: [])]
+    prefill, *steps, learned = decode(ToyBackend(), PROMPT, drafters, LONG, Drafting())
+    assert isinstance(prefill, Prefill) and isinstance(learned, Learned)
+    figures = summarise(prefill, [step for step in steps if isinstance(step, Step)], learned)
+    assert learned.seconds == figures.learning_seconds == figures.seconds == 10.0
+    assert figures.decode_seconds == 0.0
 
 
 def test_probabilities_are_the_targets_own_before_any_cut() -> None:

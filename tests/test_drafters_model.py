@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.model import KEY, ModelTier, grams_of
+from engine.drafters.model import KEY, Forgetful, ModelTier, grams_of
 from engine.types import MODEL, Gram
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=50)
@@ -69,6 +70,52 @@ def test_a_prompt_leads_in_and_is_not_learned() -> None:
     tier.finish([1, 2, 3, 4, 50, 51], 2)
     assert [f.counts for f in tier.matches((1, 2, 3, 4))] == [{50: 1}] * 4
     assert tier.matches((3,)) == [], "that 4 follows 3 is what the user said"
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(TOKENS, max_size=4), TOKENS, TOKENS, st.lists(TOKENS, max_size=2))
+def test_a_tier_without_an_answer_is_one_that_never_learned_it(
+    before: list[list[int]], prompt: list[int], answer: list[int], after: list[list[int]]
+) -> None:
+    tier, wanted = ModelTier(), ModelTier()
+    tokens = [*prompt, *answer]
+    for text in before:
+        tier.finish(text, len(text))
+        wanted.finish(text, len(text))
+    tier.finish(tokens, len(answer))
+    for text in after:
+        tier.finish(text, len(text))
+        wanted.finish(text, len(text))
+    known = told(tier)
+    assert told(tier.without(tokens, len(answer))) == told(wanted)
+    assert told(tier) == known, "the tier itself has learned it"
+
+
+def told(tier: ModelTier) -> dict[tuple[int, ...], tuple[float, float, dict[int, float]]]:
+    """All that a tier knows."""
+    return {key: (f.total, f.distinct, dict(f.counts)) for key, f in tier.counts.table.items()}
+
+
+def test_an_answer_that_was_pruned_meanwhile_takes_nothing_of_others_away() -> None:
+    tier = ModelTier([Gram((1, 2, 3, 4, 5), 2, 1)])
+    known = told(tier)
+    assert told(tier.without([7, 3, 4, 5, 9, 4, 5], 3)) == known
+
+
+def test_measuring_learns_at_the_usual_cost_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, answer = ModelTier(), [1, 2, 3, 4, 5, 6, 7]
+    counted: list[tuple[int, ...]] = []
+    add = ModelTier.add
+    monkeypatch.setattr(
+        ModelTier, "add", lambda self, gram, n=1: (counted.append(gram), add(self, gram, n))
+    )
+    tier.finish(answer, 5)
+    usual, known = sorted(counted), told(tier)
+    counted.clear()
+    forgetful = Forgetful(tier)
+    forgetful.finish(answer, 5)
+    assert sorted(counted) == usual and told(tier) == known
+    assert forgetful.matches((3, 4)) == tier.matches((3, 4)) != []
 
 
 def test_stored_grams_come_back() -> None:

@@ -21,7 +21,7 @@ from engine.hsd.stack import Stack
 from engine.methods import METHODS, Databases, drafters_of, method_named
 from engine.settings import POLICIES, Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Message, Prefill, Step
+from engine.types import Learned, Message, Prefill, Step
 from tests.conftest import ROOT
 from tests.gguf_files import opened_gguf
 from tests.test_lossless import (
@@ -505,4 +505,5 @@ def test_events_are_those_of_any_backend(subject: Subject) -> None:
     wanted = generation(0.0, 0, 3)
     events = list(decode(subject.backend, subject.prompts[0], [], wanted, Drafting()))
     assert isinstance(events[0], Prefill) and events[0].tokens == len(subject.prompts[0])
-    assert all(isinstance(event, Step) for event in events[1:])
+    assert all(isinstance(event, Step) for event in events[1:-1])
+    assert isinstance(events[-1], Learned)

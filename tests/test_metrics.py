@@ -3,7 +3,7 @@
 import pytest
 
 from engine.metrics import Metrics, summarise
-from engine.types import Prefill, Step, Token
+from engine.types import Learned, Prefill, Step, Token
 
 
 def step(index: int, *sources: str, **fields: object) -> Step:
@@ -57,6 +57,10 @@ def test_times_add_up() -> None:
     assert (metrics.sample_seconds, metrics.other_seconds) == pytest.approx((0.2, 0.2))
     assert metrics.tokens_per_second == pytest.approx(2.0)
     assert metrics.end_to_end_tokens_per_second == pytest.approx(6 / 3.5)
+    whole = summarise(Prefill(10, 4, 0.5), RUN, Learned(0.25))
+    assert whole.seconds == pytest.approx(0.5 + 3.0 + 0.25)
+    assert whole.decode_seconds == metrics.decode_seconds and whole.kept == 3
+    assert whole.end_to_end_tokens_per_second == pytest.approx(6 / 3.75)
 
 
 def test_a_run_cancelled_before_its_first_token_divides_by_nothing() -> None:

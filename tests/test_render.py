@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from app import palette, render
-from app.comparison import PlainSpeed, Proof, Verdict
+from app.comparison import Proof, Verdict
 from app.panel import milliseconds, panel
+from engine.compare import UNKNOWN, Speedup
 from engine.metrics import summarise
 from engine.types import TARGET, TIERS, Step, Token
 from storage.conversations import Conversations, Piece
@@ -44,8 +45,9 @@ def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
     from app.tabs.databases import card
     from app.verdicts import proof_line
 
-    differs = Proof(3, Verdict(False, 2, 3, text, text))
-    quoting = (proof_line(differs), card("model", text, [(text, text)]), panel(None, ended=text))
+    found = [Verdict(False, 2, 3, text, text, early) for early in (False, True)]
+    lines = [proof_line(Proof(3, "hd", each)) for each in found]
+    quoting = (*lines, card("model", text, [(text, text)]), panel(None, ended=text))
     for markup in quoting:
         assert "<img" not in markup and "<script" not in markup and "</span></div><" not in markup
 
@@ -146,12 +148,21 @@ def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:
 def test_the_panel_tells_the_figures() -> None:
     tokens = (Token(1, 0, "context", 2), Token(2, 1, TARGET))
     step = Step(0, tokens, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001)
-    steps, plain = [step, step], PlainSpeed(100.0, "at start")
-    markup = panel(summarise(None, steps), steps, plain, "done")
+    steps = [step, step]
+    markup = panel(summarise(None, steps), steps, Speedup(1.67, 1.8), "done")
     assert "2.00" in markup and "50 %" in markup and "2 / 8" in markup and "25 %" in markup
-    assert "1.67×" in markup and "vs plain, measured at start: 100 tok/s" in markup
+    assert "1.67×" in markup and "decoding alone 1.80×" in markup and "model time" in markup
     assert palette.INKS["context"].colour in markup and "done" in markup
     assert "–" in panel(None) and "nan" not in panel(None)
+
+
+@pytest.mark.parametrize("speedup", [None, UNKNOWN])
+def test_no_speedup_is_shown_that_was_not_measured_or_is_no_gain(speedup: Speedup | None) -> None:
+    step = Step(0, (Token(1, 0, TARGET),), verify_seconds=0.01)
+    markup = panel(summarise(None, [step]), [step], speedup)
+    assert "×" not in markup
+    words = "press Prove it" if speedup is None else "no draft was accepted"
+    assert words in markup
 
 
 @pytest.mark.parametrize(

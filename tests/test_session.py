@@ -3,24 +3,28 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from app.comparison import Progress
 from app.past import MODEL_GRAMS
 from app.preferences import Preferences
-from app.rooms import Guarded
+from app.rooms import Answered, Guarded
 from app.session import UNTITLED, Session
 from app.turns import Busy, Waiting
+from app.verdicts import proof_line
 from app.writer import Update
-from engine.backends.toy import ToyBackend
+from engine.backends.toy import END, ToyBackend
 from engine.budget import Budget
+from engine.decode import decode
 from engine.drafters.context import ContextTier
 from engine.errors import Cancelled, PromptError, SettingError, StorageError
 from engine.methods import METHODS
+from engine.sampling import gumbel
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Followers, Work
+from engine.types import Event, Finish, Followers, Step, Work
 from storage.calibrations import CalibrationStore
 from storage.contexts import ContextStore
 from storage.database import Database
@@ -493,13 +497,82 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
     assert session.take_notices(ME) == ["The disk is full: free some space and try again."]
 
 
-def test_proving_reruns_plainly_with_the_same_seed(session: Session) -> None:
+def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
     conversation, update = ask(session)
     *_, proof = session.prove(ME, conversation)
     assert proof.verdict is not None and proof.verdict.identical
-    assert proof.tokens == update.metrics.tokens and proof.speedup and proof.speedup > 0
+    assert proof.tokens == update.metrics.tokens
     assert proof.plain is not None and proof.plain.metrics.mean_acceptance_length == 1
+    assert proof.accelerated is not None and proof.accelerated.metrics.kept > 0
+    assert proof.shown is not None and proof.shown.metrics == update.metrics
+    said = [[t.id for t in run.tokens] for run in (proof.plain, proof.accelerated, proof.shown)]
+    assert said[0] == said[1] == said[2]
+    assert proof.speedup.whole and proof.speedup.decoding
     assert len(texts(session, conversation)) == 2
+
+
+def rooms_answer(session: Session, conversation: str) -> Answered:
+    room = session.rooms.find(ME, conversation)
+    assert room is not None and room.answered is not None
+    return room.answered
+
+
+@pytest.mark.parametrize("finish", ["length", "eos", "stop"])
+def test_a_proof_notices_an_answer_that_ended_too_early(session: Session, finish: Finish) -> None:
+    conversation, update = ask(session)
+    answered = rooms_answer(session, conversation)
+    steps = list(answered.run.steps)
+    cut = [*steps[: len(steps) // 2], replace(steps[len(steps) // 2], finish=finish)]
+    if finish == "eos":
+        last = cut[-1].tokens[-1]
+        ended = replace(last, id=END, position=last.position)
+        cut[-1] = replace(cut[-1], tokens=(*cut[-1].tokens[:-1], ended))
+    short = replace(answered.run, steps=tuple(cut))
+    session.rooms.find(ME, conversation).answered = replace(answered, run=short)  # type: ignore[union-attr]
+    *_, proof = session.prove(ME, conversation)
+    assert proof.plain is not None and len(proof.plain.tokens) == update.metrics.tokens
+    found = proof.verdict
+    assert found is not None and not found.identical and found.ended_early
+    assert found.position == len(short.tokens) + (finish != "eos")
+    words = proof_line(proof)
+    assert "Ended early" in words and f"at token {found.position}" in words
+
+
+def test_an_answer_proved_has_not_been_learned_by_what_drafts_in_the_proof(
+    session: Session,
+) -> None:
+    first, update = ask(session, method="model")
+    assert update.metrics.kept == 0, "nothing was known before the first answer"
+    *_, proof = session.prove(ME, first)
+    assert proof.accelerated is not None and proof.accelerated.metrics.kept == 0
+    assert proof.speedup.whole is None or proof.speedup.whole <= 1
+    known_then = known(session)
+    again, second = ask(session, method="model")
+    assert second.metrics.kept > 0
+    *_, proof = session.prove(ME, again)
+    assert proof.accelerated is not None
+    assert proof.accelerated.metrics.accepted == second.metrics.accepted
+    assert known(session) == known_then, "a proof teaches nothing"
+
+
+def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
+    session: Session,
+) -> None:
+    session.loaded.measure()
+    conversation, _ = ask(session)
+    store = Traces(session.database, ME)
+    (run_before,) = store.history()
+    assert run_before.speedup is None and run_before.decode_speedup is None
+    *_, proof = session.prove(ME, conversation)
+    (run_after,) = store.history()
+    assert (run_after.speedup, run_after.decode_speedup) == (
+        proof.speedup.whole,
+        proof.speedup.decoding,
+    )
+    *_, last = session.compare(ME, "hello there", "", preferences(), 1)
+    fast, plain, _ = store.history()
+    assert plain.method == "plain" and plain.speedup is None
+    assert fast.speedup == last.speedup.whole is not None
 
 
 def test_a_stopped_answer_can_be_proved_too(
@@ -514,6 +587,10 @@ def test_a_stopped_answer_can_be_proved_too(
     *_, proof = session.prove(ME, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.verdict.tokens == update.metrics.tokens
+    assert "up to where it was stopped" in proof_line(proof)
+    whole, _ = ask(session)
+    *_, proof = session.prove(ME, whole)
+    assert "Identical" in proof_line(proof) and "stopped" not in proof_line(proof)
 
 
 @pytest.mark.parametrize("method", [name for name in DATABASES if name != "plain"])
@@ -524,6 +601,8 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     chosen = replace(preferences(), method=method)
     *_, last = session.compare(ME, "hello there", "", chosen, 3)
     assert len(last.pairs) == 3 == len(last.speedups)
+    kept = {timed.metrics.kept > 0 for _, timed in last.pairs}
+    assert kept == {True} or all(s.whole is None or s.whole <= 1 for s in last.speedups)
     answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
     assert len(answers) == 1
     drafted = [timed.metrics.accepted for _, timed in last.pairs]
@@ -534,6 +613,39 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     assert len(session.conversations(ME).list()) == 1
     kinds = [r.kind for r in Traces(session.database, ME).history()]
     assert kinds.count("compare") == 6
+
+
+@pytest.mark.parametrize("prove", [False, True])
+def test_every_run_of_a_pair_draws_its_own_noise(session: Session, prove: bool) -> None:
+    """Noise that the run before drew would be free."""
+    conversation, _ = ask(session)
+    if prove:
+        progress: Iterator[Any] = session.prove(ME, conversation)
+    else:
+        progress = session.compare(ME, "hello there", "", preferences(), 2)
+    draws = draws_of(progress)
+    assert len(draws) == (2 if prove else 4)
+    for tokens, drawn in draws:
+        assert drawn >= tokens > 20
+
+
+def draws_of(progress: Iterator[Any]) -> list[tuple[int, int]]:
+    """Of each run: its tokens, and how many positions of noise were drawn for it."""
+    found: list[tuple[int, int]] = []
+    real = decode
+
+    def counted(*arguments: Any) -> Iterator[Event]:
+        before = gumbel.cache_info().misses
+        tokens = 0
+        for event in real(*arguments):
+            tokens += len(event.tokens) if isinstance(event, Step) else 0
+            yield event
+        found.append((tokens, gumbel.cache_info().misses - before))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.comparison.decode", counted)
+        list(progress)
+    return found
 
 
 def test_a_comparison_can_be_stopped(session: Session) -> None:

@@ -18,6 +18,7 @@ from app.stacks import Candidate
 from app.tabs import compare, settings, stack
 from engine.backends.memory import Need
 from engine.backends.toy import ToyBackend
+from engine.compare import UNKNOWN, Speedup
 from engine.errors import ModelError
 from engine.hsd.family import Family
 from engine.hsd.planner import Plan, Rung, edges
@@ -143,8 +144,9 @@ def test_without_a_profile_there_are_frames() -> None:
 
 
 def trial(title: str, seconds: float, same: bool = True, must: bool = True) -> Trial:
-    found = Verdict(same, 9, 4, EVIL, "b")
-    return Trial(f"hsd:{title}", title, 1.0, seconds, 64, found, must)
+    """A plan, where plain decoding takes a second per token, and nothing but decoding time."""
+    found, speedup = Verdict(same, 9, 4, EVIL, "b"), Speedup(1 / seconds, 1 / seconds)
+    return Trial(f"hsd:{title}", title, 1.0, seconds, 64, found, must, speedup)
 
 
 def findings(family: Family, spec: str = "", *trials: Trial) -> str:
@@ -198,6 +200,12 @@ def test_output_drift_is_named_and_rejection_is_no_drift() -> None:
     assert "keeps the distribution" in words and "2.00×" in words
     assert "1 of 1 said the same" in stack_words.outcome((calm[0], trial("mid@2", 0.5)))
     assert "Plain decoding was the fastest" in stack_words.outcome([trial("plain", 0.1)])
+
+
+def test_a_plan_that_is_faster_for_nothing_is_not_called_the_fastest() -> None:
+    """Its drafts were never accepted: see engine/compare.py."""
+    idle = replace(trial("databases", 0.5), speedup=UNKNOWN)
+    assert "Plain decoding was the fastest" in stack_words.outcome([trial("plain", 1.0), idle])
 
 
 def test_plans_are_told_in_words() -> None:

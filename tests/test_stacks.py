@@ -3,10 +3,11 @@ way of an answer."""
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,17 +16,18 @@ from app.families import LATEST, sampler_of, sampler_words
 from app.preferences import Preferences
 from app.reading import Reading, free_name
 from app.session import Session
-from app.stack_trials import Trial
+from app.stack_trials import Trial, prompts_of
 from app.stacks import Candidate, Stacks, amount
 from app.writer import Update
 from engine import costs as engine_costs
 from engine.backends.base import Backend
 from engine.backends.memory import Need
 from engine.backends.toy import ToyBackend, deviating
+from engine.compare import Speedup
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
 from engine.methods import METHODS
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import DRAFT
+from engine.types import DRAFT, Message
 from storage.database import Database
 from storage.profiles import ProfileStore
 
@@ -484,7 +486,7 @@ def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: 
     rejection = Drafting(rule="rejection")
     conversation, _ = ask(session, preferences("hsd:small@4", rejection))
     *_, proof = session.prove(ME, conversation)
-    assert not proof.same_text and proof.speedup and proof.speedup > 0
+    assert not proof.same_text and proof.speedup.whole and proof.speedup.decoding
     *_, last = session.compare(ME, "hello there", "", preferences("hsd:small@4", rejection), 1)
     assert not last.same_text
     cold = preferences("hsd:small@4", rejection)
@@ -498,6 +500,27 @@ def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: 
 # measuring
 
 
+def test_draft_models_start_every_run_with_an_empty_cache(
+    session: Session, stacks: Stacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second run of a pair would have its prompt read for nothing."""
+    small: Any = stacks.drafts["small"]
+    prefill, known = small.prefill, list[int]()
+    prompts = [session.chat.prompt([Message("user", "hello there")], known=())]
+    prompts += prompts_of(session.backend, TEXTS)
+
+    def read(tokens: Sequence[int], cancelled: Callable[[], bool]) -> object:
+        if list(tokens) in prompts:
+            known.append(len(small.cache))
+        return prefill(tokens, cancelled)
+
+    monkeypatch.setattr(small, "prefill", read)
+    list(session.compare(ME, "hello there", "", preferences("hsd:small@4"), 2))
+    assert known == [0, 0]
+    measure(session, Drafting(), "small@4")
+    assert len(known) > 2 + len(TEXTS) and not any(known)
+
+
 def test_a_measurement_puts_times_beside_predictions(session: Session, stacks: Stacks) -> None:
     found = measure(session, Drafting(), "small@5/mid@2")
     titles = [trial.title for trial in found]
@@ -509,6 +532,8 @@ def test_a_measurement_puts_times_beside_predictions(session: Session, stacks: S
         assert trial.same_text and trial.verdict.identical
         assert (trial.predicted is None) == (trial.title == titles[-1])
         assert trial.predicted is None or math.isfinite(trial.predicted)
+    assert found[0].speedup == Speedup(1.0, 1.0)
+    assert all(trial.speedup.whole for trial in found if trial.title.startswith("mid@"))
     profile(stacks)
     assert stacks.trials == [], "they were of the profile before"
 

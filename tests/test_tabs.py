@@ -16,11 +16,12 @@ from app.session import Session
 from app.tabs import chat, compare, diagnostics, screen, settings, stack
 from app.verdicts import proof_line, title_of
 from engine.backends.toy import ToyBackend
+from engine.compare import Speedup
 from engine.costs import CostCurve
 from engine.errors import SettingError
 from engine.methods import METHODS
 from engine.settings import BUDGETS, Drafting, Generation, Runtime, Sampling
-from engine.types import RULES, Step, Token
+from engine.types import RULES, Learned, Step, Token
 from storage.database import Database
 from storage.traces import Run
 from tests.conftest import EMBEDDED
@@ -126,8 +127,30 @@ def test_verdicts_raise_no_false_alarm(
     assert words in found and kind in found
     assert ("1.00×" in found) == (identical or not same_text)
     verdict = Verdict(identical, 1, 0 if identical else 1, EVIL, EVIL)
-    line = proof_line(Proof(1, verdict, 1.0, *pair, same_text))
+    proof = Proof(1, "hsd", verdict, Speedup(1.0, 1.0), *pair, pair[1], same_text)
+    line = proof_line(proof)
     assert words in line and kind in line and "<img" not in line
+    early = proof_line(replace(proof, verdict=replace(verdict, ended_early=True)))
+    assert "<img" not in early and ("Ended early" in early) == (same_text and not identical)
+
+
+def test_a_comparison_shows_no_gain_where_nothing_was_accepted(session: Session) -> None:
+    def timed(method: str, seconds: float, kept: int) -> Timed:
+        accepted = {"context": kept} if kept else {}
+        step = Step(
+            0, (Token(97, 0, "target"),), accepted=accepted, verify_seconds=seconds, finish="length"
+        )
+        return Timed(method, None, (step,), Learned(seconds))
+
+    for kept, shown in ((0, "no draft was accepted"), (1, "<b>2.00×</b>, decoding alone 2.00×")):
+        pair = (timed("plain", 2.0, 0), timed("hd", 1.0, kept))
+        progress = Progress((pair, pair), 1, None)
+        banner = compare.banner(session, progress, 2)
+        assert shown in banner and ("×" in banner) == bool(kept)
+        (*bars,) = compare.drawn(progress)[0].data
+        assert bool(bars) == bool(kept)
+    head = compare.head("Plain", pair[0])
+    assert "<b>4.00 s</b> whole answer" in head and "<b>2.00 s</b> decoding" in head
 
 
 @dataclass
@@ -140,6 +163,31 @@ class Parts:
     runs: diagnostics.Parts
     controls: settings.Controls
     drafts: stack.Parts
+
+
+def test_the_chat_shows_a_speedup_only_against_a_plain_run_of_the_same_prompt(
+    session: Session,
+) -> None:
+    def build() -> screen.Parts:
+        with gr.Blocks():
+            return chat.build(session)
+
+    session.loaded.measure()
+    parts = made(build)
+    wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
+    conversation = session.say("local", None, "hello there")
+    stream = screen.Stream(session, parts, ())
+    *_, last = session.answer("local", conversation, wanted)
+    assert last.metrics.kept > 0, "there is a gain to measure"
+    live = stream.changes(last, screen.TOKENS)[parts.figures]
+    reopened = screen.last_figures(session, "local", conversation)
+    for markup in (parts.figures.value, live, reopened):
+        assert "×" not in markup and "press Prove it" in markup
+    assert "measured after loading" in ui.header(session, ())
+    *_, proof = session.prove("local", conversation)
+    assert proof.speedup.whole
+    told = f"<b>{proof.speedup.whole:.2f}×</b>"
+    assert told in screen.last_figures(session, "local", conversation)
 
 
 @pytest.fixture
@@ -206,8 +254,11 @@ def test_methods_of_any_time_have_titles(session: Session) -> None:
     assert title_of("hd") == "Hierarchy drafting" and title_of("magic") == "magic"
     assert title_of("single:small") == "Draft model small"
     run = Run(
-        "1", None, "toy", "t", f"hsd:{EVIL}@2", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0, None, "chat"
-    )
+        "1", None, "toy", "t", f"hsd:{EVIL}@2", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0,
+        None, None, "chat",
+    )  # fmt: skip
+    for speedup, shown in ((None, "–"), (1.5, "1.50×")):
+        assert diagnostics.line(replace(run, speedup=speedup))[-1] == shown
     assert "<img" not in diagnostics.heading(run) and "&lt;img" in diagnostics.heading(run)
 
 
@@ -236,7 +287,9 @@ def test_the_cost_line_says_what_was_measured_and_when(session: Session) -> None
 
 def test_a_run_of_another_model_is_not_drawn_on_this_ones_curve(session: Session) -> None:
     session.costs.curve = CostCurve({0: 0.1, 3: 0.2})
-    run = Run("1", None, "toy", "toy", "hd", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0, None, "chat")
+    run = Run(
+        "1", None, "toy", "toy", "hd", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0, None, None, "chat"
+    )
     for shown, points in ((None, 2), (run, 2), (replace(run, fingerprint="other"), 0)):
         assert len(diagnostics.cost_figure(session, shown, []).data[2].x or ()) == points
 

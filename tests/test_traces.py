@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,16 +68,28 @@ def timings(steps: list[Step]) -> list[Any]:
 
 
 def test_a_run_comes_back_equal(traces: Traces) -> None:
-    run = save(traces, baseline_tokens_per_second=2.5, kind="compare")
+    run = save(traces, speedup=2.5, decode_speedup=3.5, kind="compare")
     assert traces.get(run.id) == run
     assert (run.model, run.fingerprint, run.method, run.kind) == ("toy", "f", "hd", "compare")
     assert (run.prompt_tokens, run.emitted_tokens, run.reused_tokens) == (12, 4, 3)
     assert (run.ttft_seconds, run.decode_seconds, run.forwards) == (0.125, 1.5, 2)
-    assert (run.finish, run.baseline_tokens_per_second) == ("eos", 2.5)
+    assert (run.finish, run.speedup, run.decode_speedup) == ("eos", 2.5, 3.5)
     plain = save(traces, finish=None, settings=MappingProxyType({"stop": ("a", "b")}))
     assert traces.get(plain.id) == plain
     assert plain.settings == {"stop": ["a", "b"]}
-    assert (plain.kind, plain.finish, plain.baseline_tokens_per_second) == ("chat", None, None)
+    assert (plain.kind, plain.finish, plain.speedup) == ("chat", None, None)
+
+
+def test_what_a_run_was_worth_is_noted_later_by_its_owner_alone(
+    db: Database, traces: Traces
+) -> None:
+    run, other = save(traces), save(traces)
+    Traces(db, "bob").note(run.id, 9.0, 9.0)
+    traces.note("gone", 9.0, 9.0)
+    assert traces.get(run.id) == run
+    traces.note(run.id, 1.5, None)
+    assert traces.get(run.id) == replace(run, speedup=1.5)
+    assert traces.get(other.id) == other
 
 
 def test_steps_come_back_equal_timings_included(traces: Traces) -> None:

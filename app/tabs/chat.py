@@ -116,7 +116,7 @@ def build(session: Session) -> Parts:
             prove = gr.Button("Prove it", size="sm", elem_id="prove")
     with gr.Column(scale=3, min_width=300, elem_classes="live"):
         figures = gr.HTML(
-            panel(None, plain=session.plain),
+            panel(None),
             elem_id="figures",
             apply_default_css=False,
         )
@@ -295,7 +295,7 @@ class Handlers:
     def prove(
         self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
     ) -> Iterator[dict[Any, Any]]:
-        """Decode the last answer again, plainly."""
+        """Decode the last answer again, plainly and with drafts."""
         owner = owner_of(self.session, memory, request)
         try:
             yield {**working(self.parts, True), self.parts.proof: proof_line(Proof(0))}
@@ -310,11 +310,11 @@ class Handlers:
         yield working(self.parts, False)
 
     def proven(self, proof: Proof) -> dict[Any, Any]:
-        """The figures of the answer against the plain run that was just measured."""
-        run = proof.accelerated
+        """The figures of the answer with the speedup that was just measured."""
+        run = proof.shown
         if run is None:
             return {}
-        return {self.parts.figures: panel(run.metrics, run.steps, self.session.plain)}
+        return {self.parts.figures: panel(run.metrics, run.steps, proof.speedup)}
 
     def look(self, request: gr.Request, choice: str) -> list[Any]:
         """Switch between tokens and Markdown."""

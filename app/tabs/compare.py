@@ -16,7 +16,7 @@ from app.session import Session
 from app.tabs.settings import Controls, methods
 from app.token_view import token_view
 from app.turns import Waiting
-from app.verdicts import another_text, difference, title_of, waiting_line
+from app.verdicts import another_text, difference, gained, title_of, waiting_line
 from app.writer import piece_of
 from engine.errors import Cancelled, StrataError
 from engine.types import Step
@@ -88,7 +88,7 @@ def idle(session: Session) -> str:
     words = (
         f"{note} A comparison then shows two plain runs."
         if note
-        else "Both runs start from an empty cache and may not learn from each other."
+        else "Both runs start from nothing and may not learn from each other."
     )
     return f'<div class="verdict">{escape(words)}</div>'
 
@@ -102,6 +102,7 @@ def head(title: str, timed: Timed | None) -> str:
         (f"{figures.tokens_per_second:,.0f}", "tokens/s"),
         (milliseconds(figures.ttft_seconds), "first token"),
         (milliseconds(figures.decode_seconds), "decoding"),
+        (milliseconds(figures.seconds), "whole answer"),
         (f"{figures.mean_acceptance_length:.2f}", "tokens/forward"),
     )
     words = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
@@ -123,11 +124,13 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
         so_far = so_far if progress.same_text else ""
         at = f"repeat {progress.repeat + 1} of {repeats}{so_far}"
         return f'<div class="verdict running">{escape(name)}, {at} …</div>'
-    speedups, middle = progress.speedups, progress.speedup
+    found_ratios = [pair.whole for pair in progress.speedups if pair.whole is not None]
     count = len(progress.pairs[-1][0].tokens)
-    spread = f"{min(speedups):.2f}–{max(speedups):.2f}×" if len(speedups) > 1 else "one repeat"
+    spread = ""
+    if len(found_ratios) > 1 and progress.speedup.whole is not None:
+        spread = f"; repeats {min(found_ratios):.2f}–{max(found_ratios):.2f}×"
     ended = "stopped early, " if progress.cancelled else ""
-    speed = f"{ended}median speedup <b>{middle or 0:.2f}×</b>, {spread}"
+    speed = f"{ended}{gained(progress.speedup, 'median speedup')}{spread}"
     other = next((found for found in verdicts if not found.identical), None)
     if other is not None:
         return another_text(other, speed)
@@ -144,7 +147,7 @@ def drawn(progress: Progress | None) -> list[Any]:
     if progress and progress.pairs:
         plain, fast = (timed.steps for timed in progress.pairs[-1])
     return [
-        charts.speedups(progress.speedups if progress else []),
+        charts.speedups([pair.whole for pair in progress.speedups] if progress else []),
         *charts.of_run(fast, plain),
     ]
 

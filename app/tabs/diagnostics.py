@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from app import charts
 from app.events import AT_ONCE, owner_of, told
+from app.panel import times
 from app.plots import grid
 from app.session import Session
 from app.verdicts import title_of
@@ -61,8 +62,8 @@ def build(tab: gr.Tab, session: Session) -> Parts:
         label="Runs, newest first; click one to see its charts",
     )
     gr.HTML(
-        "<p class='fine'>* against the latest plain speed measured before the run; the Compare tab "
-        "measures both on the same prompt.</p>"
+        "<p class='fine'>* of whole answers, against plain decoding of the same prompt. It is "
+        "known after Prove it or a comparison, and not told where no draft was accepted.</p>"
     )
     return Parts(tab, table, gr.State([]), gr.State(None), title, plots, costs, again)
 
@@ -97,7 +98,6 @@ def measured(session: Session, busy: bool = False) -> str:
 def line(run: Run) -> list[str]:
     """One row of the table."""
     speed = run.emitted_tokens / run.decode_seconds if run.decode_seconds else 0.0
-    base = run.baseline_tokens_per_second
     return [
         f"{datetime.fromtimestamp(run.created):%d %b %H:%M:%S}",
         run.kind,
@@ -106,7 +106,7 @@ def line(run: Run) -> list[str]:
         f"{run.emitted_tokens:,}",
         f"{speed:,.0f}",
         f"{run.emitted_tokens / run.forwards:.2f}" if run.forwards else "–",
-        f"{speed / base:.2f}×" if base else "–",
+        times(run.speedup),
     ]
 
 

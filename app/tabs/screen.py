@@ -8,12 +8,13 @@ from typing import Any
 import gradio as gr
 
 from app import render
-from app.comparison import Pace, PlainSpeed
+from app.comparison import Pace
 from app.panel import panel
 from app.session import Session
 from app.turns import Waiting
 from app.verdicts import waiting_line
 from app.writer import Update
+from engine.compare import Speedup
 from engine.metrics import summarise
 from engine.types import Prefill
 from storage.conversations import StoredMessage
@@ -71,18 +72,16 @@ def shown(session: Session, parts: Parts, owner: str, conversation: str | None) 
 
 def last_figures(session: Session, owner: str, conversation: str | None) -> str:
     """The panel for the run behind a stored conversation's last answer."""
-    plain = session.plain
     messages = session.conversations(owner).messages(conversation) if conversation else ()
     run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
     if run_id is None:
-        return panel(None, plain=plain)
+        return panel(None)
     store = Traces(session.database, owner)
     run, steps = store.get(run_id), store.steps(run_id)
     first = steps[0].seconds if steps else 0.0
     prefill = Prefill(run.prompt_tokens, run.reused_tokens, max(0.0, run.ttft_seconds - first))
-    if run.baseline_tokens_per_second:
-        plain = PlainSpeed(run.baseline_tokens_per_second, "when it was written")
-    return panel(summarise(prefill, steps), steps, plain, ENDINGS.get(run.finish or "", ""))
+    known = Speedup(run.speedup, run.decode_speedup) if run.speedup else None
+    return panel(summarise(prefill, steps), steps, known, ENDINGS.get(run.finish or "", ""))
 
 
 def working(parts: Parts, busy: bool) -> dict[Any, Any]:
@@ -132,6 +131,6 @@ class Stream:
         elif view == MARKDOWN:
             changes[self.parts.bubbles] = render.bubbles(self.messages, update.text)
         if view and (update.finish or self.figures_due.due()):
-            plain = self.session.plain
-            changes[self.parts.figures] = panel(update.metrics, update.steps, plain, ending(update))
+            words = ending(update)
+            changes[self.parts.figures] = panel(update.metrics, update.steps, ended=words)
         return changes

@@ -6,7 +6,7 @@ tokens. Learns an answer when it is over (within an answer the context tier is n
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from engine.drafters.base import Likely
+from engine.drafters.base import Frozen, Likely
 from engine.drafters.ngrams import NgramCounts
 from engine.types import MODEL, Followers, Gram
 
@@ -51,6 +51,16 @@ class ModelTier:
                 for token, documents in followers.counts.items():
                     yield (*key, token), documents
 
+    def without(self, tokens: Sequence[int], new: int) -> "ModelTier":
+        """A copy as if it had not learned this answer: the last `new` of `tokens`."""
+        copy = ModelTier()
+        copy.counts.table = dict(self.counts.table)
+        for *key, token in grams_of(tokens, new):
+            known = copy.counts.table.get(tuple(key))
+            if known is not None and token in known.counts:
+                copy.counts.remove(tuple(key), token)
+        return copy
+
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         """What followed the end of `suffix` in past answers."""
         return self.counts.matches(suffix)
@@ -65,3 +75,12 @@ class ModelTier:
             self.add(gram)
         if grams:
             self.learned(grams)
+
+
+class Forgetful(Frozen):
+    """A frozen model tier that learns each answer at the usual cost, and then forgets it: for
+    measuring, where the time of learning counts and its outcome must not."""
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """As for the tier, into a table that nobody asks."""
+        ModelTier().finish(tokens, new)

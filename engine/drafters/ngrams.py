@@ -23,6 +23,16 @@ class NgramCounts:
             else:
                 table[part] = Followers(count, 1, {token: count})
 
+    def remove(self, key: tuple[int, ...], token: int) -> None:
+        """Take back what one `add` counted. No other table that shares its values is changed."""
+        for start in range(max(0, len(key) - self.longest), len(key)):
+            part = key[start:]
+            known = self.table.get(part)
+            if known is not None and known.total > 1:
+                self.table[part] = known.minus(token)
+            elif known is not None:
+                del self.table[part]
+
     def matches(self, suffix: tuple[int, ...]) -> list[Followers]:
         """The followers of the last 1, 2, ... tokens of `suffix`, up to the longest known."""
         table, found, size = self.table, [], len(suffix)
