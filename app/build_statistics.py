@@ -43,7 +43,7 @@ def documents_of(path: Path, backend: Backend) -> Iterator[str]:
             for number, line in enumerate(file, 1):
                 try:
                     yield text_of(json.loads(line), backend)
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise StorageError(
                         f"Line {number} of {str(path)!r} is not a document ({error}). Each line "
                         'must be a JSON object with "text" or "messages".'

@@ -2,11 +2,12 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from engine.errors import SettingError
 from engine.methods import METHODS, Method, method_named
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Drafting, Generation, Sampling, shortened
 
 SEEDS = 2**31
 """Fresh seeds stay below this: a browser holds every such number exactly."""
@@ -42,20 +43,51 @@ class Preferences:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Preferences":
-        """From stored JSON values; raises SettingError for what is out of range or unknown."""
-        generation = dict(values.get("generation") or {})
-        generation["sampling"] = Sampling.from_mapping(generation.get("sampling") or {})
-        generation["stop"] = tuple(generation.get("stop") or ())
-        drafting = dict(values.get("drafting") or {})
+        """From stored JSON values, which may come from anywhere; raises SettingError for what is
+        out of range, of another type or unknown."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise SettingError(
+                    f"There is no setting named {shortened(name)}. The settings are: "
+                    f"{', '.join(known)}."
+                )
+        generation = mapping_of(values, "generation")
+        sampling = Sampling.from_mapping(mapping_of(generation, "sampling"))
+        drafting = mapping_of(values, "drafting")
         if "budget" not in drafting:
             # Kept before budgets were measured: these limited what every machine drafts.
             drafting.pop("nodes", None)
             drafting.pop("threshold", None)
-        if "tiers" in drafting:
-            drafting["tiers"] = tuple(drafting["tiers"])
-        return cls(
-            Generation.from_mapping(generation),
-            str(values.get("method", "hd")),
+        method, fresh = values.get("method", cls().method), values.get("fresh_seed", True)
+        if not isinstance(method, str) or not isinstance(fresh, bool):
+            raise SettingError(
+                f"The method {shortened(method)} with {shortened(fresh)} for a new seed cannot be "
+                "used. Give the name of a method, and on or off."
+            )
+        found = cls(
+            Generation.from_mapping({**generation, "sampling": sampling}),
+            method,
             Drafting.from_mapping(drafting),
-            bool(values.get("fresh_seed", True)),
+            fresh,
         )
+        found.chosen()
+        return found
+
+    @classmethod
+    def usable(cls, values: Mapping[str, Any]) -> tuple["Preferences", str]:
+        """The same; where they cannot be used the usual preferences, and why, for a notice."""
+        try:
+            return cls.from_mapping(values), ""
+        except SettingError as error:
+            return cls(), str(error)
+
+
+def mapping_of(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A copy of the group of settings called `name`; empty where there is none."""
+    group = values.get(name, {})
+    if not isinstance(group, Mapping):
+        raise SettingError(
+            f"The settings {name!r} cannot be {shortened(group)}. Give them by name."
+        )
+    return dict(group)

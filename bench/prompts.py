@@ -46,7 +46,7 @@ def read_prompts(path: Path, limit: int, skip: int = 0) -> list[tuple[str, str]]
             name = str(record.get("category", "all"))
             categories[name].append((name, str(record["turns"][0])))
         longest = max(len(prompts) for prompts in categories.values())
-    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise SettingError(
             f"The prompts in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
             'object with "turns", a list of texts.'

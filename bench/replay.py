@@ -36,7 +36,7 @@ FIRST = 25
 BUDGET = 256 << 20
 SUFFIX, SUFFIX_ALL = SUFFIXES = ("suffix", "suffix-all")
 TEMPLATE = "USER: {} ASSISTANT:"
-MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError)
+MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading raises that is no JSON, or JSON of another form."""
 
 

@@ -7,6 +7,8 @@ from typing import Any, Self
 from engine.errors import SettingError
 from engine.types import RULES, TIERS, Rule
 
+LONGEST_NAMED = 80
+
 
 def setting(
     default: float | int,
@@ -21,6 +23,12 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def shortened(value: object) -> str:
+    """A value as an error names it: what came from a file may be long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_NAMED else f"{text[:LONGEST_NAMED]}…"
+
+
 def check_range(owner: object, item: Field[Any]) -> None:
     """Give the field's value its type; raise `SettingError` unless it is a number within range."""
     value, low, high = getattr(owner, item.name), item.metadata["low"], item.metadata["high"]
@@ -29,7 +37,7 @@ def check_range(owner: object, item: Field[Any]) -> None:
     if not numeric or not low <= value <= high or (wants is int and value != int(value)):
         kind = "a whole number" if wants is int else "a number"
         raise SettingError(
-            f"{item.metadata['label']} cannot be {value!r}. "
+            f"{item.metadata['label']} cannot be {shortened(value)}. "
             f"Give {kind} from {low:.12g} to {high:.12g}."
         )
     object.__setattr__(owner, item.name, wants(value))
@@ -39,7 +47,9 @@ def check_texts(owner: object, name: str) -> None:
     """Make the field a tuple; raise `SettingError` unless it is a list or a tuple of texts."""
     values = getattr(owner, name)
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
-        raise SettingError(f"The setting {name!r} cannot be {values!r}. Give a list of texts.")
+        raise SettingError(
+            f"The setting {name!r} cannot be {shortened(values)}. Give a list of texts."
+        )
     object.__setattr__(owner, name, tuple(values))
 
 
@@ -56,11 +66,14 @@ class Checked:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from a mapping (stored JSON, a form); an unknown name is an error, not ignored."""
+        if not isinstance(values, Mapping):
+            raise SettingError(f"Settings cannot be {shortened(values)}. Give them by name.")
         known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
         for name in values:
             if name not in known:
                 raise SettingError(
-                    f"There is no setting named {name!r}. The settings are: {', '.join(known)}."
+                    f"There is no setting named {shortened(name)}. The settings are: "
+                    f"{', '.join(known)}."
                 )
         return cls(**values)
 
@@ -122,22 +135,26 @@ class Drafting(Checked):
         check_texts(self, "tiers")
         if self.policy not in POLICIES:
             raise SettingError(
-                f"There is no drafting policy {self.policy!r}. Choose from: {', '.join(POLICIES)}."
+                f"There is no drafting policy {shortened(self.policy)}. Choose from: "
+                f"{', '.join(POLICIES)}."
             )
         if self.budget not in BUDGETS:
             raise SettingError(
-                f"There is no draft budget {self.budget!r}. Choose from: {', '.join(BUDGETS)}."
+                f"There is no draft budget {shortened(self.budget)}. Choose from: "
+                f"{', '.join(BUDGETS)}."
             )
         if self.rule not in RULES:
             raise SettingError(
-                f"There is no rule of verification {self.rule!r}. Choose from: {', '.join(RULES)}."
+                f"There is no rule of verification {shortened(self.rule)}. Choose from: "
+                f"{', '.join(RULES)}."
             )
         if not isinstance(self.harvest, bool):
-            raise SettingError(f"Harvesting cannot be {self.harvest!r}. It is on or off.")
+            raise SettingError(f"Harvesting cannot be {shortened(self.harvest)}. It is on or off.")
         for name in self.tiers:
             if name not in TIERS or self.tiers.count(name) > 1:
                 raise SettingError(
-                    f"The tiers {', '.join(self.tiers)} are not usable because of {name!r}. "
+                    f"The tiers {shortened(self.tiers)} are not usable because of "
+                    f"{shortened(name)}. "
                     f"Name each of {', '.join(TIERS)} at most once."
                 )
 

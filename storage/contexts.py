@@ -27,13 +27,17 @@ class ContextStore:
         self._conversations = Conversations(db, owner)
 
     def load(self, conversation_id: str, fingerprint: str) -> list[int]:
-        """The newest `CAP` tokens of the log, oldest first; empty when nothing was appended."""
+        """The newest `CAP` tokens of the log, oldest first; empty when nothing was appended.
+
+        A damaged chunk is passed over: it costs drafts, not the conversation.
+        """
         key = self._key(conversation_id, fingerprint)
         rows = self._db.execute_read(
             "SELECT tokens FROM contexts WHERE conversation = ? AND fingerprint = ? ORDER BY start",
             key,
         )
-        return [token for (blob,) in rows for token in unpack_tokens(blob)][-self.CAP :]
+        blobs = [blob for (blob,) in rows if isinstance(blob, bytes) and len(blob) % 4 == 0]
+        return [token for blob in blobs for token in unpack_tokens(blob)][-self.CAP :]
 
     def append(self, conversation_id: str, fingerprint: str, tokens: Sequence[int]) -> None:
         """Add tokens at the end of the log, and drop the chunks that lie wholly before the cap."""

@@ -1,7 +1,8 @@
 """Conversations and their messages, seen by one owner at a time.
 
 Every query names the owner, so another's conversation behaves in every way as one that does not
-exist.
+exist. A row that is damaged is shown as far as it can be, so that it can be deleted and never hides
+the others: a file may have been edited, or have come from a disk that fails.
 """
 
 import json
@@ -17,9 +18,10 @@ import sqlite_utils
 from engine.errors import StorageError
 from storage import exports
 from storage.database import Database
-from storage.exports import ROLES
+from storage.exports import MAX_TITLE, ROLES, Export
 
-MAX_TITLE = 200
+PIECE_TYPES = tuple((str, str, int, int, int, number) for number in (float, int))
+LARGEST = 2**31
 
 
 class Piece(NamedTuple):
@@ -35,7 +37,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation without its messages; times are in seconds since 1970, UTC."""
+    """A conversation without its messages; times are in seconds since 1970, UTC.
+
+    Of settings that are `damaged` nothing could be read.
+    """
 
     id: str
     title: str
@@ -43,6 +48,7 @@ class Conversation:
     settings: dict[str, Any]
     created: float
     updated: float
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +68,26 @@ class StoredMessage:
 class Conversations:
     """One owner's conversations; an id that is not theirs raises `StorageError`."""
 
+    MOST = 20_000
+    """The conversations that an owner may keep."""
+
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
         self._owner = db.key("owners", owner)
 
     def create(self, title: str = "New conversation") -> Conversation:
-        """A new, empty conversation."""
+        """A new, empty conversation. Raises `StorageError` beyond the most there may be."""
+        if self.room() <= 0:
+            raise StorageError(
+                f"You have {self.MOST:,} conversations, the most. Delete some first."
+            )
         with self._db.write() as handle:
-            return self._insert(handle, title, "", {}, time.time())
+            return self.get(self._insert(handle, title, "", {}, time.time()))
+
+    def room(self) -> int:
+        """How many more conversations may be kept."""
+        query = "SELECT count(*) FROM conversations WHERE owner = ?"
+        return self.MOST - int(self._db.execute_read(query, [self._owner])[0][0])
 
     def get(self, id: str) -> Conversation:
         """One conversation."""
@@ -82,16 +100,19 @@ class Conversations:
             raise _missing(id)
         return _conversation(rows[0])
 
-    def list(self, search: str | None = None) -> Sequence[Conversation]:
-        """All conversations, or those with `search` in title or messages; newest change first."""
+    def list(self, search: str | None = None, most: int = -1) -> Sequence[Conversation]:
+        """All conversations, or those with `search` in title or messages; newest change first.
+
+        At most `most`, where that is not negative.
+        """
         words = _clean(search or "").strip()[:MAX_TITLE]
         pattern = re.sub(r"([\\%_])", r"\\\1", words)
         rows = self._db.execute_read(
             "SELECT id, title, system_prompt, settings, created, updated FROM conversations "
             "WHERE owner = :owner AND (:like = '%%' OR title LIKE :like ESCAPE '\\' OR EXISTS ("
             "SELECT 1 FROM messages WHERE conversation = conversations.id "
-            "AND content LIKE :like ESCAPE '\\')) ORDER BY updated DESC, rowid DESC",
-            {"owner": self._owner, "like": f"%{pattern}%"},
+            "AND content LIKE :like ESCAPE '\\')) ORDER BY updated DESC, rowid DESC LIMIT :most",
+            {"owner": self._owner, "like": f"%{pattern}%", "most": most},
         )
         return [_conversation(row) for row in rows]
 
@@ -105,7 +126,7 @@ class Conversations:
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
         """Replace a conversation's settings, which JSON must be able to hold."""
-        self._update(id, "settings", json.dumps(dict(settings)))
+        self._update(id, "settings", _json(dict(settings)))
 
     def delete(self, id: str) -> None:
         """Delete a conversation with its messages, its token logs and its runs."""
@@ -152,8 +173,7 @@ class Conversations:
             self._check_run(run_id)
             self._touch(handle, self._conversation_of(message_id))
             query = "UPDATE messages SET content = ?, pieces = ?, run = ? WHERE id = ?"
-            rows = _pieces_json(_pieces(pieces))
-            handle.execute(query, [_clean(content), rows, run_id, message_id])
+            handle.execute(query, [_clean(content), _pieces_json(pieces), run_id, message_id])
 
     def truncate(self, id: str, from_position: int) -> int:
         """Delete the message at a position and all after it; the number deleted."""
@@ -178,24 +198,34 @@ class Conversations:
                     "role": message.role,
                     "content": message.content,
                     "created": message.created,
-                    "pieces": json.loads(_pieces_json(message.pieces) or "null"),
+                    "pieces": None if message.pieces is None else [*map(list, message.pieces)],
                 }
                 for message in messages
             ],
         }
 
-    def import_(self, data: object) -> Conversation:
-        """Store an exported conversation, ours or an entry of a ChatGPT export, under a new id.
+    def import_(self, found: Sequence[Export]) -> Sequence[str]:
+        """Store conversations that were read from a file, the first as the newest; their ids.
 
-        Raises `StorageError`, with nothing stored, for anything of another shape or size.
+        One transaction. What takes long is done before it, as no one else can write meanwhile.
         """
-        found = exports.read(data)
+        made = [(secrets.token_urlsafe(12), export) for export in found]
+        messages = [
+            (secrets.token_urlsafe(12), id, position, role, _clean(content), created, pieces)
+            for id, export in made
+            for position, (role, content, created, rows) in enumerate(export.messages)
+            for pieces in [_pieces_json(rows)]
+        ]
         with self._db.write() as handle:
-            conversation = self._insert(handle, *found[:4])
-            for position, (role, content, created, pieces) in enumerate(found.messages):
-                place = (conversation.id, position)
-                _insert_message(handle, place, role, content, None, created, pieces)
-        return conversation
+            for id, export in reversed(made):
+                title, system_prompt, settings, created, _ = export
+                self._insert(handle, title, system_prompt, settings, created, id)
+            handle.conn.executemany(
+                "INSERT INTO messages (id, conversation, position, role, content, created, pieces) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                messages,
+            )
+        return [id for id, _ in made]
 
     def _insert(
         self,
@@ -204,14 +234,15 @@ class Conversations:
         system_prompt: str,
         settings: Mapping[str, Any],
         created: float,
-    ) -> Conversation:
-        id, words = secrets.token_urlsafe(12), (_title(title), _clean(system_prompt))
+        id: str = "",
+    ) -> str:
+        id, words = id or secrets.token_urlsafe(12), (_title(title), _clean(system_prompt))
         handle.execute(
             "INSERT INTO conversations (id, owner, title, system_prompt, settings, created, "
             "updated) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [id, self._owner, *words, json.dumps(dict(settings)), created, time.time()],
+            [id, self._owner, *words, _json(dict(settings)), created, time.time()],
         )
-        return self.get(id)
+        return id
 
     def _update(self, id: str, column: str, value: str) -> None:
         with self._db.write() as handle:
@@ -254,25 +285,80 @@ def _insert_message(
     pieces: Iterable[Sequence[Any]] | None,
 ) -> StoredMessage:
     """Store a message at a (conversation, position) that was checked to be the owner's."""
-    id, rows = secrets.token_urlsafe(12), _pieces(pieces)
-    message = StoredMessage(id, *place, role, _clean(content), run_id, created, rows)
+    id, rows = secrets.token_urlsafe(12), _pieces_json(pieces)
     handle.execute(
         "INSERT INTO messages (id, conversation, position, role, content, run, created, pieces) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [id, *place, role, message.content, run_id, created, _pieces_json(rows)],
+        [id, *place, role, _clean(content), run_id, created, rows],
     )
-    return message
+    stored = _stored_pieces(rows)
+    return StoredMessage(id, *place, role, _clean(content), run_id, created, stored)
 
 
 def _conversation(row: tuple[Any, ...]) -> Conversation:
-    id, title, system_prompt, settings, created, updated = row
-    return Conversation(id, title, system_prompt, json.loads(settings), created, updated)
+    id, title, system_prompt, text, created, updated = row
+    settings = _parsed(text)
+    usable = isinstance(settings, dict)
+    return Conversation(
+        id,
+        _text(title)[:MAX_TITLE],
+        _text(system_prompt),
+        settings if usable else {},
+        _seconds(created),
+        _seconds(updated),
+        not usable,
+    )
 
 
 def _message(row: tuple[Any, ...]) -> StoredMessage:
-    values = list(row)
-    values[-1] = _pieces(values[-1] and json.loads(values[-1]))
-    return StoredMessage(*values)
+    id, conversation, position, role, content, run_id, created, pieces = row
+    return StoredMessage(
+        id,
+        conversation,
+        position,
+        role,
+        _text(content),
+        run_id,
+        _seconds(created),
+        _stored_pieces(pieces),
+    )
+
+
+def _stored_pieces(text: object) -> tuple[Piece, ...] | None:
+    """The pieces of a message; None, as for one without, where they are damaged."""
+    rows = None if text is None else _parsed(text)
+    if not isinstance(rows, list) or not all(map(_is_piece, rows)):
+        return None
+    return tuple(Piece(*row) for row in rows)
+
+
+def _is_piece(row: Any) -> bool:
+    """Whether a row is what `_pieces_json` writes."""
+    if not isinstance(row, list) or tuple(map(type, row)) not in PIECE_TYPES:
+        return False
+    return all(0 <= number <= LARGEST for number in row[2:])
+
+
+def _parsed(text: object) -> Any:
+    """The value of a stored JSON text; None where it is damaged."""
+    if not isinstance(text, str):
+        return None
+    try:
+        found = json.loads(text)
+        # JSON can write half a surrogate pair, which cannot be sent to a page.
+        return json.loads(_json(found)) if "\\u" in text else found
+    except (RecursionError, ValueError):
+        return None
+
+
+def _text(value: object) -> str:
+    """A text column's value, of whatever type it was found to be."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def _seconds(value: object) -> float:
+    """A time column's value; 0 where it is none."""
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _missing(id: str) -> StorageError:
@@ -292,9 +378,10 @@ def _title(title: str) -> str:
     return title
 
 
-def _pieces(rows: Iterable[Sequence[Any]] | None) -> tuple[Piece, ...] | None:
-    return None if rows is None else tuple(Piece(*row) for row in rows)
+def _json(value: object) -> str:
+    """A JSON text that is UTF-8, so without lone surrogates, like all texts that are stored."""
+    return _clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def _pieces_json(pieces: tuple[Piece, ...] | None) -> str | None:
-    return None if pieces is None else json.dumps(pieces, separators=(",", ":"))
+def _pieces_json(pieces: Iterable[Sequence[Any]] | None) -> str | None:
+    return None if pieces is None else _json(list(pieces))

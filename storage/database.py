@@ -65,6 +65,7 @@ class Database:
         self._lock = threading.RLock()
         self._writing = False
         self._closed = False
+        self._made = False
         self._handles: dict[threading.Thread, sqlite_utils.Database] = {}
         self._local: Any = threading.local() if path else SimpleNamespace()
         self._reading: AbstractContextManager[Any] = nullcontext() if path else self._lock
@@ -73,6 +74,7 @@ class Database:
                 self._prepare(path)
             with self.write() as handle:
                 migrations.apply(handle, self._name)
+            self._made = True
         except BaseException:
             self.close()
             raise
@@ -155,12 +157,17 @@ class Database:
     def _connect(self) -> sqlite_utils.Database:
         if self._closed:
             raise StorageError(f"{self._name} is closed. Start the program again.")
+        # Only the first connection may make the file: should it vanish, an empty one in its place
+        # would say that there never were any tables.
+        mode = "rw" if self._made else "rwc"
         connection = sqlite3.connect(
-            self.path or ":memory:",
+            f"{self.path.absolute().as_uri()}?mode={mode}" if self.path else ":memory:",
+            uri=self.path is not None,
             timeout=self.BUSY_SECONDS,
             isolation_level=None,  # transactions begin where we say so
             check_same_thread=False,  # close() runs on a thread of its own
         )
+        connection.text_factory = _decoded
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = NORMAL")  # reads the file, so it may fail
@@ -241,6 +248,11 @@ class Database:
         if explanation is None:
             raise error
         raise StorageError(explanation.format(path=self._name)) from error
+
+
+def _decoded(text: bytes) -> str:
+    """A text as it was stored; a flipped byte in one must not hide all rows beside it."""
+    return text.decode("utf-8", "replace")
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -1,12 +1,13 @@
-"""The shape of an exported conversation, read as what it is: a file from anywhere.
+"""The shapes of an exported conversation, read as what they are: values from anywhere.
 
 `read` takes a parsed JSON value and gives plain, checked, bounded values, or raises `StorageError`
-that says which part is wrong. Nothing read here names an id, an owner or a run.
+that says which part is wrong. Nothing read here names an id, an owner or a run. Four shapes are
+known: Strata's own, an entry of a ChatGPT export, a chat of Open WebUI, and plain messages.
 """
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from engine.errors import StorageError
@@ -14,9 +15,13 @@ from engine.errors import StorageError
 FORMAT, VERSION = "strata-conversation", 1
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 10_000
-MAX_PIECES = 1_000_000
+MAX_PIECES = 262_144
+"""More tokens than this the context tier forgets too, and a page takes seconds to show them."""
 MAX_CHARS = 10_000_000
 MAX_SOURCE_CHARS = 200
+MAX_TITLE = 200
+LATEST = 2**33
+"""Seconds since 1970, in the year 2242."""
 MAX_SETTINGS_CHARS = 65_536
 MAX_SETTINGS_DEPTH = 8
 
@@ -41,31 +46,67 @@ class Export(NamedTuple):
     created: float
     messages: list[ExportedMessage]
 
+    @property
+    def chars(self) -> int:
+        """The characters of all texts."""
+        pieces = (piece for message in self.messages for piece in message.pieces or ())
+        texts = (len(message.content) for message in self.messages)
+        return len(self.system_prompt) + sum(texts) + sum(len(p[0]) + len(p[1]) for p in pieces)
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces of all messages."""
+        return sum(len(message.pieces or ()) for message in self.messages)
+
 
 def read(data: object) -> Export:
-    """Check an exported conversation, ours or one entry of a ChatGPT export."""
-    entry = _typed(data, dict, "the conversation")
-    found = _read_chatgpt(entry) if "mapping" in entry else _read_ours(entry)
-    pieces = [piece for message in found.messages for piece in message.pieces or ()]
-    texts = [found.system_prompt, *(message.content for message in found.messages)]
-    chars = sum(map(len, texts)) + sum(len(piece[0]) + len(piece[1]) for piece in pieces)
+    """Check an exported conversation of any known shape."""
+    found = _reader(data)(data)
     for name, size, limit in (
         ("messages", len(found.messages), MAX_MESSAGES),
-        ("pieces", len(pieces), MAX_PIECES),
-        ("characters", chars, MAX_CHARS),
+        ("pieces", found.pieces, MAX_PIECES),
+        ("characters", found.chars, MAX_CHARS),
     ):
         if size > limit:
-            raise _refusal(f"it has {size} {name} and the most is {limit}")
+            raise _refusal(f"it has {size:,} {name} and the most is {limit:,}")
     return found
+
+
+def _reader(data: object) -> Callable[[Any], Export]:
+    """What reads a value of this shape."""
+    if is_plain(data):
+        return _read_plain
+    entry = _typed(data, dict, "the conversation")
+    if "format" in entry:
+        return _read_ours
+    if "mapping" in entry:
+        return _read_chatgpt
+    if "chat" in entry or "history" in entry:
+        return _read_open_webui
+    if "messages" in entry:
+        return _read_plain
+    keys = ", ".join(repr(str(key)[:30]) for key in list(entry)[:5]) or "nothing"
+    raise _refusal(
+        f"it holds {keys}, which is none of the formats that can be read: Strata's own, ChatGPT's, "
+        'Open WebUI\'s, or plain messages with "role" and "content"'
+    )
+
+
+def is_plain(data: object) -> bool:
+    """Whether a list is one of messages, and so one conversation."""
+    return isinstance(data, list) and bool(data) and _inside(data[0], "role") is not None
 
 
 def _read_ours(entry: dict[str, Any]) -> Export:
     if entry.get("format") != FORMAT or entry.get("version") != VERSION:
         given = f"{entry.get('format')!r} {entry.get('version')!r}"[:80]
-        raise _refusal(f"its format is {given}, not {FORMAT!r} {VERSION}")
+        raise _refusal(f"its format is {given}, and this program reads {FORMAT!r} {VERSION}")
     messages = _typed(entry.get("messages"), list, "messages")
+    title = _typed(entry.get("title"), str, "title").strip()
+    if not 0 < len(title) <= MAX_TITLE:
+        raise _refusal(f"its title has {len(title):,} characters, not 1 to {MAX_TITLE}")
     return Export(
-        title=_typed(entry.get("title"), str, "title"),
+        title=title,
         system_prompt=_typed(entry.get("system_prompt", ""), str, "system_prompt"),
         settings=_read_settings(entry.get("settings", {})),
         created=_time(entry.get("created"), "created"),
@@ -118,6 +159,8 @@ def _read_piece(row: object, name: str) -> list[Any]:
         raise _refusal(f"{name} has {len(piece)} parts, not 6")
     text, source, *numbers = piece[:5]
     probability = _number(piece[5], f"the probability of {name}")
+    if not 0 <= probability <= 1:
+        raise _refusal(f"the probability of {name} is {probability:g}")
     if len(_typed(source, str, f"the source of {name}")) > MAX_SOURCE_CHARS:
         raise _refusal(f"the source of {name} has more than {MAX_SOURCE_CHARS} characters")
     for number in numbers:
@@ -128,25 +171,12 @@ def _read_piece(row: object, name: str) -> list[Any]:
 
 
 def _read_chatgpt(entry: dict[str, Any]) -> Export:
-    """The branch that was shown last: from the current node up to the root, turned round."""
+    """The branch that was shown last."""
     mapping = _typed(entry["mapping"], dict, "mapping")
     node = entry.get("current_node") or next(reversed(mapping), None)
-    messages: list[ExportedMessage] = []
-    visited: set[str] = set()
-    while isinstance(node, str) and node in mapping and node not in visited:
-        visited.add(node)  # a file can claim to be its own ancestor
-        holder = _typed(mapping[node], dict, "an entry of mapping")
-        message = _read_chatgpt_message(holder.get("message"))
-        if message is not None:
-            messages.append(message)
-        node = holder.get("parent")
-    title = entry.get("title")
-    return Export(
-        title=title.strip()[:200] or "Imported" if isinstance(title, str) else "Imported",
-        system_prompt="",
-        settings={},
-        created=_time(entry.get("create_time"), "create_time"),
-        messages=messages[::-1],
+    found = (_read_chatgpt_message(holder.get("message")) for holder in _branch(mapping, node))
+    return _foreign(
+        entry.get("title"), entry.get("create_time"), [m for m in found if m is not None]
     )
 
 
@@ -159,6 +189,71 @@ def _read_chatgpt_message(message: object) -> ExportedMessage | None:
     text = "".join(part for part in parts if isinstance(part, str))
     created = _time(_inside(message, "create_time"), "create_time")
     return ExportedMessage(role, text, created, None) if text.strip() else None
+
+
+def _read_open_webui(entry: dict[str, Any]) -> Export:
+    """The branch that was shown last, else the list of messages beside it."""
+    chat = _typed(entry.get("chat", entry), dict, "chat")
+    history = chat.get("history") or {}
+    tree, node = _inside(history, "messages"), _inside(history, "currentId")
+    if isinstance(tree, dict) and node in tree:
+        items: list[Any] = _branch(tree, node, "parentId")
+    else:
+        items = _typed(chat.get("messages"), list, "messages")
+    system = _inside(chat.get("params"), "system")
+    return _foreign(
+        entry.get("title") or chat.get("title"),
+        entry.get("created_at"),
+        [_read_plain_message(item, f"message {n}") for n, item in enumerate(items, 1)],
+        system if isinstance(system, str) else "",
+    )
+
+
+def _branch(tree: dict[str, Any], node: object, parent: str = "parent") -> list[dict[str, Any]]:
+    """The nodes of a tree from its root to a node."""
+    path: dict[str, dict[str, Any]] = {}
+    while isinstance(node, str) and node in tree and node not in path:  # it may run in circles
+        path[node] = _typed(tree[node], dict, "an entry of the tree of messages")
+        node = path[node].get(parent)
+    return list(path.values())[::-1]
+
+
+def _read_plain(data: dict[str, Any] | list[Any]) -> Export:
+    """Messages with "role" and "content", as programs send them to a model."""
+    entry = {"messages": data} if isinstance(data, list) else data
+    items = _typed(entry["messages"], list, "messages")
+    messages = [_read_plain_message(item, f"message {n}") for n, item in enumerate(items, 1)]
+    system = ""
+    if messages and messages[0].role == "system":
+        system = messages.pop(0).content
+    return _foreign(entry.get("title"), None, messages, system)
+
+
+def _read_plain_message(item: object, name: str) -> ExportedMessage:
+    """A message whose content is a text, or a list of parts of which some are texts."""
+    entry = _typed(item, dict, name)
+    content = entry.get("content")
+    if isinstance(content, list):
+        texts = (_inside(part, "text") for part in content)
+        content = "".join(text for text in texts if isinstance(text, str))
+    return _read_message({"role": entry.get("role"), "content": content}, name)
+
+
+def _foreign(
+    title: object, created: object, messages: list[ExportedMessage], system: str = ""
+) -> Export:
+    """A conversation of another program: without settings, its title and time as far as usable."""
+    messages = [message for message in messages if message.content.strip()]
+    if not messages:
+        raise _refusal("it has no messages with text")
+    usable = isinstance(created, int | float) and 0 <= created < LATEST
+    return Export(
+        title=(title.strip()[:MAX_TITLE].strip() if isinstance(title, str) else "") or "Imported",
+        system_prompt=system,
+        settings={},
+        created=_time(created if usable else None, "its time"),
+        messages=messages,
+    )
 
 
 def _inside(value: object, name: str) -> Any:
@@ -184,7 +279,7 @@ def _time(value: object, name: str) -> float:
     if value is None:
         return time.time()
     seconds = _number(value, name)
-    if not 0 <= seconds < 2**40:
+    if not 0 <= seconds < LATEST:
         raise _refusal(f"{name} is {seconds:g}, not a time in seconds since 1970")
     return seconds
 

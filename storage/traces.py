@@ -1,12 +1,14 @@
 """Traces: what each run did, step by step, so that its charts can be drawn again.
 
-The steps of a run come back equal to those that were saved, timings included.
+The steps of a run come back equal to those that were saved, timings included. A run that is damaged
+in the file raises `StorageError` where it is asked for, and is left out of the history.
 """
 
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -137,7 +139,11 @@ class Traces:
         query = (
             f"SELECT {RUN_COLUMNS} WHERE owner = ? ORDER BY created DESC, runs.rowid DESC LIMIT ?"
         )
-        return [_run(row) for row in self._db.execute_read(query, [self._owner, max(0, limit)])]
+        found = []
+        for row in self._db.execute_read(query, [self._owner, max(0, limit)]):
+            with suppress(StorageError):
+                found.append(_run(row))
+        return found
 
     def steps(self, run_id: str) -> list[Step]:
         """The run's steps, in order; `StorageError` when this owner has no such run."""
@@ -148,7 +154,8 @@ class Traces:
             "ORDER BY position",
             [run_id],
         )
-        return [_step(row) for row in rows]
+        with _checked(run_id):
+            return [_step(row) for row in rows]
 
     def _owned(self, conversation_id: str | None) -> str | None:
         """The id, after making sure that the conversation is this owner's."""
@@ -172,9 +179,35 @@ class Traces:
         )
 
 
+MISSHAPEN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading stored values raises where they are not what was stored."""
+
+
+@contextmanager
+def _checked(run_id: object) -> Iterator[None]:
+    try:
+        yield
+    except MISSHAPEN as error:
+        raise StorageError(
+            f"The run {run_id!r} is damaged in the database: its figures cannot be shown."
+        ) from error
+
+
 def _run(row: tuple[Any, ...]) -> Run:
     values = list(row)
-    values[5] = json.loads(values[5])
+    with _checked(row[0]):
+        values[5] = dict(json.loads(row[5]))
+        values[6:9] = map(int, row[6:9])
+        values[9:12] = float(row[9]), float(row[10]), int(row[11])
+        values[13] = float(row[13])
+        values[14] = None if row[14] is None else float(row[14])
     return Run(*values)
 
 
@@ -204,29 +237,33 @@ def _token(
 ) -> Token:
     """A token from its stored values, whose order is fixed however the class may grow."""
     return Token(
-        id=id,
-        position=position,
-        source=source,
-        match_length=match_length,
-        text=text,
-        probability=probability,
+        id=int(id),
+        position=int(position),
+        source=str(source),
+        match_length=int(match_length),
+        text=str(text),
+        probability=float(probability),
     )
 
 
 def _step(row: tuple[Any, ...]) -> Step:
     index, tokens, proposed, accepted, by_depth, *seconds, look_ups, levels, finish = row
-    draft, verify, sample, other = seconds
+    draft, verify, sample, other = map(float, seconds)
     return Step(
-        index=index,
+        index=int(index),
         tokens=tuple(_token(*values) for values in json.loads(tokens)),
-        proposed=json.loads(proposed),
-        accepted=json.loads(accepted),
-        by_depth=tuple((depth[0], depth[1]) for depth in json.loads(by_depth)),
+        proposed=_counts(proposed),
+        accepted=_counts(accepted),
+        by_depth=tuple((int(depth[0]), int(depth[1])) for depth in json.loads(by_depth)),
         draft_seconds=draft,
         verify_seconds=verify,
         sample_seconds=sample,
         other_seconds=other,
-        look_ups=json.loads(look_ups),
-        levels={name: (n[0], n[1], n[2]) for name, n in json.loads(levels).items()},
+        look_ups={name: float(value) for name, value in json.loads(look_ups).items()},
+        levels={name: (int(n[0]), int(n[1]), int(n[2])) for name, n in json.loads(levels).items()},
         finish=cast(Finish | None, finish),
     )
+
+
+def _counts(text: str) -> dict[str, int]:
+    return {name: int(count) for name, count in json.loads(text).items()}

@@ -101,3 +101,14 @@ def test_another_owners_log_does_not_exist(
         with pytest.raises(StorageError, match="There is no conversation"):
             act(ContextStore(db, "bob"), id)
     assert store.load(talk, "f") == [1, 2]
+
+
+@pytest.mark.parametrize("damage", ["x'0102'", "'text'", "7"])
+def test_a_damaged_chunk_is_passed_over(
+    db: Database, store: ContextStore, talk: str, damage: str
+) -> None:
+    for token in (1, 2, 3):
+        store.append(talk, "f", [token])
+    with db.write() as handle:
+        handle.execute(f"UPDATE contexts SET tokens = {damage} WHERE start = 1")
+    assert store.load(talk, "f") == [1, 3]

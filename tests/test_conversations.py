@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from engine.errors import StorageError
+from storage import exports, imports
 from storage.contexts import ContextStore
-from storage.conversations import MAX_TITLE, Conversations, Piece
+from storage.conversations import MAX_TITLE, Conversation, Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces
 
@@ -55,6 +56,11 @@ def save_run(db: Database, owner: str, conversation_id: str | None) -> str:
 
 def contents(conversations: Conversations, id: str) -> list[str]:
     return [message.content for message in conversations.messages(id)]
+
+
+def imported(conversations: Conversations, data: object) -> Conversation:
+    (id,) = conversations.import_([exports.read(data)])
+    return conversations.get(id)
 
 
 def exported(**changes: Any) -> dict[str, Any]:
@@ -239,7 +245,7 @@ def test_hostile_words_come_back_as_they_were(db: Database, text: str) -> None:
     assert conversation.settings == {text: [text]}
     assert message.content == text
     assert message.pieces == ((text, text, 0, 0, 0, 0.5),)
-    copy = mine.import_(json.loads(json.dumps(mine.export(id))))
+    copy = imported(mine, json.loads(json.dumps(mine.export(id))))
     assert contents(mine, copy.id) == [text]
     assert db.execute_read("SELECT name FROM owners") == [(text,)]
 
@@ -274,7 +280,7 @@ def test_an_export_can_be_imported_by_another(ada: Conversations, bob: Conversat
     ada.append(id, "user", "Hi")
     ada.append(id, "assistant", "Hello", None, PIECES)
     data = json.loads(json.dumps(ada.export(id)))
-    copy = bob.import_(data)
+    copy = imported(bob, data)
     assert copy.id != id
     assert bob.export(copy.id) == data
     assert bob.messages(copy.id)[1].pieces == tuple(PIECES)
@@ -344,7 +350,7 @@ def deep(levels: int) -> Any:
 )
 def test_a_bad_import_is_refused_whole(ada: Conversations, data: object) -> None:
     with pytest.raises(StorageError):
-        ada.import_(data)
+        imported(ada, data)
     assert ada.list() == []
 
 
@@ -368,7 +374,7 @@ def test_a_chatgpt_export_gives_the_branch_last_shown(ada: Conversations) -> Non
         "mapping": mapping,
         "current_node": "second try",
     }
-    conversation = ada.import_(entry)
+    conversation = imported(ada, entry)
     assert conversation.title == "t" * 200
     assert conversation.created == 1_700_000_000.5
     found = [(message.role, message.content) for message in ada.messages(conversation.id)]
@@ -377,6 +383,94 @@ def test_a_chatgpt_export_gives_the_branch_last_shown(ada: Conversations) -> Non
 
 def test_a_chatgpt_export_may_lack_a_title_and_run_in_circles(ada: Conversations) -> None:
     mapping = {"a": chatgpt_node("b", "user", ["Hi"]), "b": chatgpt_node("a", "user", ["Ho"])}
-    conversation = ada.import_({"title": None, "mapping": mapping, "current_node": "a"})
+    conversation = imported(ada, {"title": None, "mapping": mapping, "current_node": "a"})
     assert conversation.title == "Imported"
     assert contents(ada, conversation.id) == ["Ho", "Hi"]
+
+
+def test_half_a_surrogate_pair_is_replaced_in_pieces_and_settings_too(ada: Conversations) -> None:
+    piece = ["a\ud800b", "m\udfff", 0, 0, 0, 0.5]
+    text = json.dumps(exported(messages=[{"role": "assistant", "content": "x", "pieces": [piece]}]))
+    (export,) = imports.read_file(text.encode(), 9).conversations
+    (id,) = ada.import_([export._replace(settings={"stop": ["\ud800"]})])
+    (message,) = ada.messages(id)
+    assert message.pieces == (("a\ufffdb", "m\ufffd", 0, 0, 0, 0.5),)
+    assert ada.get(id).settings == {"stop": ["\ufffd"]}
+    ada.update_message(message.id, "x", [("\udfff", "m", 0, 0, 0, 0.5)])
+    assert ada.messages(id)[0].pieces == (("\ufffd", "m", 0, 0, 0, 0.5),)
+
+
+def test_half_a_surrogate_pair_that_was_stored_before_is_replaced(
+    db: Database, ada: Conversations
+) -> None:
+    id = ada.create().id
+    ada.append(id, "assistant", "x", pieces=PIECES)
+    with db.write() as handle:
+        handle.execute("UPDATE messages SET pieces = ?", [r'[["\ud800","m",0,0,0,0.5]]'])
+    assert ada.messages(id)[0].pieces == (("\ufffd", "m", 0, 0, 0, 0.5),)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("settings", "'{'"),
+        ("settings", "'[]'"),
+        ("settings", "x'00ff'"),
+        ("settings", f"'{'[' * 100_000}'"),
+        ("title", "CAST(x'41ff42' AS TEXT)"),
+        ("title", "x'00ff'"),
+        ("system_prompt", "x'00ff'"),
+        ("created", "'yesterday'"),
+        ("updated", "x'00ff'"),
+    ],
+)
+def test_a_damaged_conversation_hides_no_other_and_can_be_deleted(
+    db: Database, ada: Conversations, column: str, value: str
+) -> None:
+    other, id = ada.create("other").id, ada.create("damaged").id
+    ada.append(id, "user", "Hi")
+    with db.write() as handle:
+        handle.execute(f"UPDATE conversations SET {column} = {value} WHERE id = ?", [id])
+    found = ada.get(id)
+    assert isinstance(found.title, str) and isinstance(found.created, float)
+    assert found.damaged == (column == "settings") and found.settings == {}
+    assert {item.id for item in ada.list()} == {id, other}
+    assert contents(ada, id) == ["Hi"]
+    ada.delete(id)
+    assert [item.id for item in ada.list()] == [other]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        "'nonsense'",
+        "'{}'",
+        "'[1]'",
+        "'[[\"x\"]]'",
+        "'[[1,\"m\",0,0,0,0.5]]'",
+        '\'[["x","m",0,0,0,1e999]]\'',
+        '\'[["x","m",0,0,99999999999999999999999,0.5]]\'',
+        f"'{'[' * 100_000}'",
+        "x'00ff'",
+        "CAST(x'5b5bff' AS TEXT)",
+        "7",
+    ],
+)
+def test_damaged_pieces_cost_the_colours_only(
+    db: Database, ada: Conversations, pieces: str
+) -> None:
+    id = ada.create().id
+    ada.append(id, "assistant", "Hello", pieces=PIECES)
+    with db.write() as handle:
+        handle.execute(f"UPDATE messages SET pieces = {pieces}")
+    (message,) = ada.messages(id)
+    assert (message.content, message.pieces) == ("Hello", None)
+
+
+def test_a_damaged_text_is_shown_as_far_as_it_can_be(db: Database, ada: Conversations) -> None:
+    id = ada.create().id
+    ada.append(id, "user", "Hello")
+    with db.write() as handle:
+        handle.execute("UPDATE messages SET content = CAST(x'48ff69' AS TEXT)")
+    assert contents(ada, id) == ["H\ufffdi"]
+    ada.delete(id)

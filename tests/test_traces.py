@@ -180,3 +180,28 @@ def test_a_turn_can_be_stored_as_one(tmp_path: Path) -> None:
             conversations.append(id, "assistant", "Hello", run.id)
         assert [message.run_id for message in conversations.messages(id)] == [run.id]
         assert json.dumps(conversations.export(id))
+
+
+@pytest.mark.parametrize("column", ["settings", "prompt_tokens", "ttft_seconds", "created"])
+@pytest.mark.parametrize("damage", ["'['", "x'00ff'", "'text'"])
+def test_a_damaged_run_is_told_and_left_out(
+    db: Database, traces: Traces, column: str, damage: str
+) -> None:
+    sound, damaged = save(traces), save(traces)
+    with db.write() as handle:
+        handle.execute(f"UPDATE runs SET {column} = {damage} WHERE id = ?", [damaged.id])
+    with pytest.raises(StorageError, match="is damaged in the database"):
+        traces.get(damaged.id)
+    assert traces.history() == [sound]
+
+
+@pytest.mark.parametrize(
+    "column", ["tokens", "proposed", "accepted", "by_depth", "look_ups", "levels", "draft_seconds"]
+)
+@pytest.mark.parametrize("damage", ["'['", "'[7]'", "x'00ff'", '\'{"a":"b"}\'', f"'{'[' * 9999}'"])
+def test_damaged_steps_are_told(db: Database, traces: Traces, column: str, damage: str) -> None:
+    run = save(traces)
+    with db.write() as handle:
+        handle.execute(f"UPDATE steps SET {column} = {damage}")
+    with pytest.raises(StorageError, match="is damaged in the database"):
+        traces.steps(run.id)

@@ -85,7 +85,7 @@ def parsed(line: str, path: Path, number: int) -> Document:
         known = {message["role"] for message in document.messages} <= ROLES
         if not known or not any(document.parts):
             raise ValueError("no text, or a role that is not system, user or assistant")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SettingError(
             f"Line {number:,} of {str(path)!r} is no document ({error}). Each must be a JSON "
             'object with "source" and either "messages", each with "role" and "content", or '

@@ -1,6 +1,7 @@
 """The conversation list: new, search, open, rename, delete after asking, export and import."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from app.preferences import Preferences
 from app.session import Session
 from app.tabs import screen
 from app.tabs.settings import Controls
-from engine.errors import StorageError, StrataError
+from engine.errors import StorageError
+from storage import imports
 from storage.conversations import Conversation
 
+SHOWN = 300
+"""The list shows so many; the search finds the others. A page with thousands is slow."""
 SAVE_FILE = """(text) => {
   if (!text) return;
   const link = document.createElement("a");
@@ -123,19 +127,26 @@ class Handlers:
     ) -> tuple[Any, Any]:
         """The list, filtered; the browser remembers what is open."""
         owner = owner_of(self.session, memory, request)
-        found = self.session.conversations(owner).list(search)
         remembered = {**(memory or {}), "conversation": conversation}
-        there = conversation in [c.id for c in found]
-        return (
-            gr.update(choices=choices(found), value=conversation if there else None),
-            remembered,
-        )
+        with told():
+            found = self.session.conversations(owner).list(search, SHOWN)
+            there = conversation in [c.id for c in found]
+            value = conversation if there else None
+            return gr.update(choices=choices(found), value=value), remembered
+        return gr.skip(), remembered
 
     def settings_of(self, conversation: Conversation) -> dict[Any, Any]:
-        """The settings that were kept with a conversation."""
-        if not conversation.settings:
-            return {}
-        stored = Preferences.from_mapping(conversation.settings)
+        """The settings that were kept with a conversation, the usual ones where these cannot be
+        used; without any, those of the page stay."""
+        if not conversation.settings and not conversation.damaged:
+            return {self.controls.system: conversation.system_prompt}
+        stored, problem = Preferences.usable(conversation.settings)
+        if problem or conversation.damaged:
+            problem = problem or "They are damaged in the database."
+            warn(
+                f"The settings of this conversation cannot be used. {problem} The usual ones are "
+                "shown in their place."
+            )
         values = self.controls.show(conversation.system_prompt, stored)
         return dict(zip(self.controls.inputs, values, strict=True))
 
@@ -148,12 +159,14 @@ class Handlers:
             self.parts.naming: gr.update(visible=False),
             self.parts.asking: gr.update(visible=False),
         }
+        self.session.viewing[request.session_hash or ""] = conversation
+        # It is open whatever of it cannot be shown: so it can be deleted.
+        updates |= screen.blank(self.talk)
         with told():
             updates |= screen.shown(self.session, self.talk, owner, conversation)
-            updates[self.talk.figures] = screen.last_figures(self.session, owner, conversation)
-            self.session.viewing[request.session_hash or ""] = conversation
             if conversation:
                 updates |= self.settings_of(self.session.conversations(owner).get(conversation))
+            updates[self.talk.figures] = screen.last_figures(self.session, owner, conversation)
         return updates
 
     def open_(
@@ -228,7 +241,11 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         made = None
         with told():
-            made = read_in(self.session, owner, file)
+            try:
+                made = read_in(self.session, owner, file)
+            finally:
+                with suppress(OSError):
+                    Path(file or "").unlink()  # Gradio would keep what was uploaded
         pass_on(self.session, owner)
         return self.show(request, owner, made) if made else {self.current: gr.skip()}
 
@@ -272,25 +289,25 @@ def wire(
 
 
 def read_in(session: Session, owner: str, file: str | None) -> str:
-    """Import a file's conversations; returns the id of the last one. Raises StorageError."""
+    """Import a file's conversations; returns the id of the first one. Raises StorageError."""
     try:
-        data = json.loads(Path(file or "").read_bytes())
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"The file is not readable JSON ({type(error).__name__}). "
-            "Choose a conversation exported from here, or a ChatGPT export."
-        ) from error
-    entries = data if isinstance(data, list) else [data]
-    made, refused = "", 0
-    for entry in entries:
-        try:
-            made = session.conversations(owner).import_(entry).id
-        except StrataError:
-            refused += 1
-            if len(entries) == 1:
-                raise
-    if refused:
-        session.report(owner, f"{refused} of {len(entries)} conversations could not be read.")
-    if not made:
-        raise StorageError("The file holds no conversation that can be read. Choose another.")
-    return made
+        content = Path(file or "").read_bytes()
+    except OSError as error:
+        raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
+    store = session.conversations(owner)
+    found = imports.read_file(content, store.room())
+    conversations, problems = [], []
+    for export in found.conversations:
+        problem = Preferences.usable(export.settings)[1]
+        conversations.append(export._replace(settings={}) if problem else export)
+        problems += [problem] if problem else []
+    made = store.import_(conversations)
+    for notice in found.notices:
+        session.report(owner, notice)
+    if problems:
+        session.report(
+            owner,
+            f"The settings of {len(problems):,} conversations could not be used and were left out. "
+            f"The first: {problems[0]}",
+        )
+    return made[0]

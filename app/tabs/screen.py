@@ -70,6 +70,17 @@ def shown(session: Session, parts: Parts, owner: str, conversation: str | None) 
     }
 
 
+def blank(parts: Parts) -> dict[Any, Any]:
+    """A conversation of which nothing can be shown."""
+    return {
+        parts.tokens: render.transcript(()),
+        parts.bubbles: render.bubbles(()),
+        parts.empty: gr.update(visible=False),
+        parts.figures: gr.skip(),
+        **working(parts, False),
+    }
+
+
 def last_figures(session: Session, owner: str, conversation: str | None) -> str:
     """The panel for the run behind a stored conversation's last answer."""
     messages = session.conversations(owner).messages(conversation) if conversation else ()

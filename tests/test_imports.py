@@ -1,0 +1,198 @@
+"""Files of conversations from anywhere: which formats are read, and that the work is bounded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import StorageError
+from storage import imports
+from storage.conversations import Conversations
+from storage.database import Database
+from storage.exports import Export
+
+ROOM = 20_000
+
+
+def read(value: object, room: int = ROOM) -> imports.Found:
+    return imports.read_file(json.dumps(value).encode(), room)
+
+
+def said(export: Export) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in export.messages]
+
+
+def chat(title: str = "A chat", text: str = "Hi") -> dict[str, Any]:
+    """An entry of a ChatGPT export."""
+    message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": [text]}}
+    return {"title": title, "mapping": {"a": {"parent": None, "message": message}}}
+
+
+def web_message(id: str, parent: str | None, role: str, content: str) -> dict[str, Any]:
+    return {"id": id, "parentId": parent, "childrenIds": [], "role": role, "content": content}
+
+
+WEB_TREE = {
+    "1": web_message("1", None, "user", "Hi"),
+    "2": web_message("2", "1", "assistant", "Go away"),
+    "3": web_message("3", "1", "assistant", "Hello"),
+}
+WEB = {
+    "id": "abc",
+    "user_id": "me",
+    "title": "A chat",
+    "chat": {
+        "title": "Its own title",
+        "models": ["llama"],
+        "params": {"system": "Be brief."},
+        "history": {"messages": WEB_TREE, "currentId": "3"},
+        "messages": [WEB_TREE["1"], WEB_TREE["2"]],
+    },
+    "created_at": 1_700_000_000,
+    "archived": False,
+}
+PLAIN = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image_url"}]},
+    {"role": "assistant", "content": "Hello"},
+]
+TALK = [("user", "Hi"), ("assistant", "Hello")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [WEB],
+        WEB,
+        WEB["chat"],
+        {**WEB, "chat": {**WEB["chat"], "history": None, "messages": [*WEB_TREE.values()][::2]}},
+        PLAIN,
+        {"messages": PLAIN},
+        [{"messages": PLAIN, "title": "A chat"}],
+    ],
+)
+def test_chats_of_other_programs_are_read(value: object) -> None:
+    (export,) = read(value).conversations
+    assert said(export) == TALK
+    assert export.system_prompt == "Be brief."
+    assert export.title in ("A chat", "Its own title", "Imported")
+    assert export.settings == {}
+
+
+def test_the_time_of_a_chat_is_kept_where_it_is_one() -> None:
+    assert read(WEB).conversations[0].created == 1_700_000_000
+    later = read({**WEB, "created_at": 1_700_000_000_000}).conversations[0].created
+    assert 1_700_000_000 < later < 2**33
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"uuid": 1, "chat_messages": []}, "'uuid', 'chat_messages'.*formats that can be read"),
+        ({}, "it holds nothing"),
+        ({"format": "other", "version": 3}, "format is 'other' 3, and this program reads"),
+        ({"chat": []}, "chat is of type list"),
+        ({"chat": {"title": "x"}}, "messages is missing"),
+        ({"messages": "x"}, "messages is of type str"),
+        ([{"role": "user"}], "content of message 1 is missing"),
+        ([{"role": "tool", "content": "x"}], "role of message 1 is 'tool'"),
+        ({"mapping": {}}, "no messages with text"),
+        ([], "The file is empty"),
+        (7, "of type int"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(value: object, words: str) -> None:
+    with pytest.raises(StorageError, match=words) as caught:
+        read(value)
+    assert "None None" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 5_000 + "]" * 5_000])
+def test_deep_nesting_is_told(text: str) -> None:
+    with pytest.raises(StorageError, match="nests its values too deeply"):
+        imports.read_file(text.encode(), ROOM)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"9" * 5_000, b"NaN,"])
+def test_what_is_no_json_is_told(content: bytes) -> None:
+    with pytest.raises(StorageError, match="no readable JSON"):
+        imports.read_file(content, ROOM)
+
+
+def test_entries_without_text_make_no_conversations() -> None:
+    with pytest.raises(StorageError, match="no messages with text"):
+        read([{"mapping": {}}] * 8_000)
+    found = read([chat("one"), *[{"mapping": {}}] * 8_000])
+    assert [export.title for export in found.conversations] == ["one"]
+    (notice,) = found.notices
+    assert notice.startswith("8,000 of 8,001 conversations could not be read")
+
+
+def test_a_large_export_passes() -> None:
+    found = read([chat(str(number)) for number in range(5_000)])
+    assert len(found.conversations) == 5_000 and found.notices == []
+
+
+LIMITS = [("MAX_CONVERSATIONS", 3), ("MAX_MESSAGES", 3), ("MAX_PIECES", 6), ("MAX_CHARS", 16)]
+
+
+@pytest.mark.parametrize(("limit", "most"), LIMITS)
+def test_what_is_beyond_a_limit_is_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(imports, limit, most)
+    piece = ["x", "m", 0, 0, 0, 0.5]
+    message = {"role": "assistant", "content": "x", "pieces": [piece, piece]}
+    ours = {"format": "strata-conversation", "version": 1, "title": "t", "messages": [message]}
+    found = read([ours] * 10)
+    assert len(found.conversations) == 3
+    (notice,) = found.notices
+    assert "first 3 of 10" in notice and "other 7 were left out" in notice and f"{most:,}" in notice
+
+
+def test_beyond_the_limits_nothing_more_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "MAX_CONVERSATIONS", 5)
+    looked: list[object] = []
+    checked = imports.exports.read
+    monkeypatch.setattr(imports.exports, "read", lambda v: looked.append(v) or checked(v))
+    read([{"mapping": {}}, chat()] * 500)
+    assert len(looked) == 5
+
+
+def test_an_owner_has_room_for_so_many(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Conversations, "MOST", 4)
+    mine = Conversations(db, "ada")
+    mine.create("first")
+    found = read([chat(str(number)) for number in range(9)], mine.room())
+    mine.import_(found.conversations)
+    assert [item.title for item in mine.list()] == ["0", "1", "2", "first"]
+    assert "other 6 were left out" in found.notices[0]
+    with pytest.raises(StorageError, match="Delete some first"):
+        read([chat()], mine.room())
+    with pytest.raises(StorageError, match="You have 4 conversations"):
+        mine.create()
+    assert Conversations(db, "bob").room() == 4
+
+
+def test_a_file_is_stored_in_one_transaction(tmp_path: Path) -> None:
+    with Database(tmp_path / "strata.db") as db:
+        mine = Conversations(db, "ada")
+        found = read([chat(str(number)) for number in range(50)])
+        said: list[str] = []
+        with db.read() as handle:
+            handle.conn.set_trace_callback(said.append)
+        mine.import_(found.conversations)
+        assert [line for line in said if line in ("BEGIN IMMEDIATE", "COMMIT")] == [
+            "BEGIN IMMEDIATE",
+            "COMMIT",
+        ]
+        assert len(mine.list()) == 50
+
+
+def test_an_import_that_fails_stores_nothing(db: Database) -> None:
+    mine = Conversations(db, "ada")
+    good, bad = read([chat("a"), chat("b")]).conversations
+    with pytest.raises(StorageError, match="title"):
+        mine.import_([good, bad._replace(title=" ")])
+    assert mine.list() == []
