@@ -40,16 +40,19 @@ def serve(options: Options) -> None:
     """Everything in its order; the slow imports wait until the command line made sense."""
     from platformdirs import user_data_path
 
+    from storage import leftovers
     from storage.database import Database
 
     folder = options.data_dir or user_data_path("strata", appauthor=False)
     with Database(folder / "strata.db") as database:
+        leftovers.clean(database, folder)
+        os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         from app import server, ui
         from app.loaded import Away
         from app.session import Session
 
         port = server.pick_port(options.host, options.port)
-        statistics = (folder / "statistics", ui.ASSETS / "statistics")
+        statistics = (folder / leftovers.STATISTICS, ui.ASSETS / "statistics")
         session = Session(Away(), database, options.public, folders=statistics)
         start(session.models, options)
         database.notices += session.models.notices

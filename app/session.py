@@ -1,7 +1,7 @@
 """The one object that the tabs talk to: a loaded model, the stores, and who may touch what.
 
 Everything is scoped by owner. One answer is decoded at a time; what the user said is stored before
-decoding begins and the answer at least once a second, so a crash costs a second at most. A store
+decoding begins and the answer while it grows, so a crash costs a second at most. A store
 that fails costs memory, never the answer: it becomes a notice. Whatever decodes looks at the model
 on the model's thread alone, so that another one can take its place between two answers.
 """
@@ -269,17 +269,16 @@ class Session:
                     yield writer.update(dropped)
         finally:
             room.tokens = self.chat.tokens
+            writer.close()
             timed = writer.run(method.name)
             if timed.tokens:
                 run_id = self.save(owner, conversation_id, timed, generation, method)
                 same_text = keeps_text(method, generation.sampling)
+                writer.flush(run_id)
                 room.answered = Answered(
                     tuple(prompt), generation, method, timed, trusted, run_id, same_text
                 )
-                writer.flush(run_id)
                 self.learn(owner, room.databases, costs)
-            else:
-                writer.discard()
 
     def prompt_messages(self, owner: str, conversation_id: str) -> list[Message]:
         """The conversation as the model reads it; messages in a row by one role become one.

@@ -24,6 +24,9 @@ from app.tabs import (
     stack,
 )
 
+UPLOADS_KEPT = (600, 3600)
+"""Every ten minutes uploads go that are an hour old: what is read is deleted at once, but a page
+may send a file and then never have it read."""
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
@@ -116,7 +119,9 @@ def header(session: Session, notices: Sequence[str]) -> str:
 def build(session: Session, notices: Sequence[str] = ()) -> gr.Blocks:
     """All tabs, wired. Guests get no models, no stack and no databases tab, so that the events of
     these do not exist for them."""
-    blocks = gr.Blocks(title="Strata", fill_width=True, analytics_enabled=False)
+    blocks = gr.Blocks(
+        title="Strata", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_KEPT
+    )
     with blocks:
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)

@@ -1,17 +1,23 @@
-"""One answer on its way to the screen and to the store."""
+"""One answer on its way to the screen and to the store.
 
+The invariant: a program that is killed loses what was added in the last second, and no more. So a
+thread of its own stores what is new: the model may take long over a step or over learning, and a
+page may be slow to fetch the next one. The last step is stored before anyone sees it. A message
+comes into being with its first text, so that no empty one is left behind.
+"""
+
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from app.comparison import Pace, Timed
-from engine.errors import StorageError
+from app.comparison import Timed
 from engine.metrics import Metrics, summarise
 from engine.types import TARGET, Event, Learned, Prefill, Step, Token
 from storage.conversations import Conversations, Piece
 
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 0.5
+"""Half of what may be lost: the other half is for the writing itself, and for a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,11 @@ class Update:
 
 
 class Writer:
-    """Collects an answer and stores it about once a second; `keep` does a write that may fail."""
+    """Collects an answer to the last message and stores it as it grows, until it is closed.
+
+    `keep` does a write that may fail; one that failed is tried again. `message_id` is empty until
+    there is text.
+    """
 
     def __init__(
         self,
@@ -42,14 +52,17 @@ class Writer:
         keep: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self.store, self.conversation_id, self.seed, self.keep = store, conversation_id, seed, keep
-        self.message = store.append(conversation_id, "assistant", "", pieces=())
+        self.after = store.last(conversation_id)
+        self.message_id = ""
         self.pieces: list[Piece] = []
         self.steps: list[Step] = []
         self.prefill: Prefill | None = None
         self.learned: Learned | None = None
         self.finish: str | None = None
-        self.pace = Pace(FLUSH_SECONDS)
-        self.pace.due()
+        self.stored = 0
+        self.writing = threading.Lock()
+        self.closed = threading.Event()
+        self.thread: threading.Thread | None = None
 
     def add(self, event: Event) -> None:
         """Take in one event."""
@@ -62,7 +75,15 @@ class Writer:
         self.steps.append(event)
         self.finish = event.finish
         self.pieces += [piece_of(token, event.index) for token in event.tokens]
-        if self.pace.due():
+        if self.finish:
+            self.flush()
+        elif self.thread is None:
+            self.thread = threading.Thread(target=self.keep_up, name="writer", daemon=True)
+            self.thread.start()
+
+    def keep_up(self) -> None:
+        """Store what is new, again and again."""
+        while not self.closed.wait(FLUSH_SECONDS):
             self.flush()
 
     def update(self, dropped: int) -> Update:
@@ -81,14 +102,31 @@ class Writer:
         return Timed(method, self.prefill, tuple(self.steps), self.learned)
 
     def flush(self, run_id: str | None = None) -> None:
-        """Store the answer so far."""
-        text = "".join(piece.text for piece in self.pieces)
-        self.keep(lambda: self.store.update_message(self.message.id, text, self.pieces, run_id))
+        """Store the answer so far, if there is more of it than was stored, or with its run."""
+        with self.writing:
+            pieces = tuple(self.pieces)
+            text = "".join(piece.text for piece in pieces)
+            if run_id is None and (len(pieces) == self.stored or not text):
+                return
 
-    def discard(self) -> None:
-        """Take the message back: nothing was answered."""
-        with suppress(StorageError):
-            self.store.truncate(self.conversation_id, self.message.position)
+            def write() -> bool:
+                if self.message_id:
+                    self.store.update_message(self.message_id, text, pieces, run_id)
+                else:
+                    where = self.conversation_id, "assistant"
+                    made = self.store.append(*where, text, run_id, pieces, self.after)
+                    self.message_id = made.id
+                return True
+
+            if self.keep(write):
+                self.stored = len(pieces)
+
+    def close(self) -> None:
+        """Store what is left; from here on only `flush` does."""
+        self.closed.set()
+        if self.thread is not None:
+            self.thread.join()
+        self.flush()
 
 
 def piece_of(token: Token, step: int) -> Piece:

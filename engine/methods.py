@@ -29,7 +29,7 @@ from engine.drafters.published import (
 from engine.drafters.statistics import StatisticsTier
 from engine.errors import SettingError
 from engine.hsd.family import Family
-from engine.settings import Drafting, Sampling
+from engine.settings import Drafting, Sampling, shortened
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
 
@@ -98,8 +98,8 @@ def method_named(name: str, drafting: Drafting | None = None) -> Method:
         method = METHODS[name]
     else:
         raise SettingError(
-            f"There is no method {name!r}. Choose one of: {', '.join(METHODS)}, or name a stack of "
-            "draft models: hsd:PLAN, hd+hsd:PLAN or single:MODEL."
+            f"There is no method {shortened(name)}. Choose one of: {', '.join(METHODS)}, or name a "
+            "stack of draft models: hsd:PLAN, hd+hsd:PLAN or single:MODEL."
         )
     if drafting is None or name in FIXED:
         return method

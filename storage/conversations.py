@@ -144,6 +144,13 @@ class Conversations:
         )
         return [_message(row) for row in rows]
 
+    def last(self, id: str) -> str | None:
+        """The id of a conversation's last message."""
+        self.get(id)
+        query = "SELECT id FROM messages WHERE conversation = ? ORDER BY position DESC LIMIT 1"
+        rows = self._db.execute_read(query, [id])
+        return str(rows[0][0]) if rows else None
+
     def append(
         self,
         id: str,
@@ -151,13 +158,18 @@ class Conversations:
         content: str,
         run_id: str | None = None,
         pieces: Iterable[Sequence[Any]] | None = None,
+        after: str | None = None,
     ) -> StoredMessage:
-        """Add a message at the end."""
+        """Add a message at the end; given the message that it is to follow, only behind that."""
         if role not in ROLES:
             raise StorageError(f"A message cannot be by {role!r}. Use one of: {', '.join(ROLES)}.")
         with self._db.write() as handle:
             self._touch(handle, id)
             self._check_run(run_id)
+            if after is not None and self.last(id) != after:
+                raise StorageError(
+                    "The answer is not kept: the conversation went on without it. Ask again."
+                )
             place = (id, self._end(id))
             return _insert_message(handle, place, role, content, run_id, time.time(), pieces)
 
@@ -336,7 +348,9 @@ def _is_piece(row: Any) -> bool:
     """Whether a row is what `_pieces_json` writes."""
     if not isinstance(row, list) or tuple(map(type, row)) not in PIECE_TYPES:
         return False
-    return all(0 <= number <= LARGEST for number in row[2:])
+    length, step, position, probability = row[2:]
+    whole = 0 <= length <= LARGEST and 0 <= step <= LARGEST and 0 <= position <= LARGEST
+    return bool(whole and 0 <= probability <= 1)
 
 
 def _parsed(text: object) -> Any:

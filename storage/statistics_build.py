@@ -290,8 +290,13 @@ def build(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
-        write(partial, rows(levels, grams.bits, budget), meta, levels[0].entries.itemsize)
-        progress("write", 1.0)
+        write(
+            partial,
+            rows(levels, grams.bits, budget),
+            meta,
+            levels[0].entries.itemsize,
+            lambda: progress("write", 1.0),
+        )
         os.replace(partial, path)
     except (OSError, sqlite3.Error) as error:
         raise StorageError(
@@ -305,11 +310,20 @@ def build(
 
 
 def write(
-    path: Path, grams: Iterable[tuple[int, bytes]], meta: dict[str, str], entry_bytes: int
+    path: Path,
+    grams: Iterable[tuple[int, bytes]],
+    meta: dict[str, str],
+    entry_bytes: int,
+    written: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a complete file; the numbers of keys and entries are added to `meta`."""
+    """Write a complete file; the numbers of keys and entries are added to `meta`.
+
+    The file is locked from its first byte on until `written` was called: so a program that starts
+    meanwhile knows that it is no left-over.
+    """
     connection = sqlite3.connect(path)
     try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = OFF")
         connection.executescript(SCHEMA)
         connection.executemany("INSERT INTO grams VALUES (?, ?)", grams)
@@ -318,5 +332,6 @@ def write(
         meta |= {"keys": str(keys), "entries": str(followers // entry_bytes)}
         connection.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
         connection.commit()
+        written()
     finally:
         connection.close()

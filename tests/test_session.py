@@ -1,7 +1,8 @@
 """The session: what it stores, whose it is, and that no helper can change an answer."""
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from engine.tree import Tree
 from engine.types import Event, Finish, Followers, Step, Work
 from storage.calibrations import CalibrationStore
 from storage.contexts import ContextStore
+from storage.conversations import Conversations
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
@@ -126,18 +128,88 @@ def test_a_failing_model_keeps_the_message_and_frees_the_model(session: Session)
     assert run(session.answer(ME, conversation, preferences())).text
 
 
-def test_the_answer_is_flushed_while_it_grows(
+def soon(wanted: Callable[[], bool]) -> bool:
+    """Whether it comes about while nothing else happens."""
+    deadline = time.monotonic() + 20
+    while not wanted() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return wanted()
+
+
+def test_what_was_shown_is_stored_though_no_step_follows(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.writer.FLUSH_SECONDS", 0.0)
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     conversation = session.say(ME, None, "hello")
     updates = session.answer(ME, conversation, preferences())
-    first = next(updates)
-    assert texts(session, conversation) == ["hello", first.text]
-    second = next(updates)
-    assert len(second.pieces) > len(first.pieces)
-    assert session.conversations(ME).messages(conversation)[1].pieces == tuple(second.pieces)
+
+    def stored() -> list[Any]:
+        return [m.pieces for m in session.conversations(ME).messages(conversation)[1:]]
+
+    for _ in range(3):
+        shown = tuple(next(updates).pieces)
+        assert soon(lambda shown=shown: stored() == [shown])
+
+
+def test_the_last_step_is_stored_before_it_is_shown(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.writer.FLUSH_SECONDS", 1000.0)
+    conversation = session.say(ME, None, "hello")
+    for update in session.answer(ME, conversation, preferences()):
+        if update.finish:
+            assert texts(session, conversation) == ["hello", update.text]
+            break
+    else:
+        raise AssertionError("no update was the last")
+
+
+def test_there_is_no_message_before_there_is_text(session: Session) -> None:
+    found: list[list[str]] = []
+    score = session.backend.score
+
+    def looked(*arguments: Any) -> Any:
+        found.append(texts(session, conversation))
+        return score(*arguments)
+
+    session.backend.score = looked  # type: ignore[method-assign]
+    conversation = session.say(ME, None, "hello")
+    run(session.answer(ME, conversation, preferences()))
+    assert found[0] == ["hello"] and all("" not in each for each in found)
+
+
+def test_an_answer_is_not_put_behind_another_message(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.writer.FLUSH_SECONDS", 1000.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences())
+    next(updates)
+    session.edit(ME, conversation, 0, "something else")
+    run(updates)
+    assert texts(session, conversation) == ["something else"]
+    assert any("is not kept" in notice for notice in session.take_notices(ME))
+
+
+def test_a_write_that_failed_is_tried_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    append, tries = Conversations.append, list[int]()
+
+    def busy(*arguments: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise StorageError("The disk is full.")
+        return append(*arguments)
+
+    conversation = session.say(ME, None, "hello")
+    monkeypatch.setattr(Conversations, "append", busy)
+    updates = session.answer(ME, conversation, preferences())
+    shown = next(updates)
+    assert soon(lambda: texts(session, conversation)[1:] == [shown.text])
+    assert session.take_notices(ME) == ["The disk is full."]
 
 
 def test_closing_the_page_keeps_what_was_said(
