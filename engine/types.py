@@ -111,13 +111,14 @@ class Followers:
         self.strength = strength(self.total, self.distinct)
         return self
 
-    def minus(self, token: int) -> "Followers":
-        """These followers without one occurrence of `token`, of several: a new value."""
-        counts = dict(self.counts)
-        left = counts.pop(token, 0) - 1
-        if left > 0:
-            counts[token] = left
-        return Followers(self.total - 1, self.distinct - (left == 0), counts)
+    def less(self, other: "Followers") -> "Followers | None":
+        """These followers without the occurrences in `other`; None when none are left."""
+        taken = {token: min(n, self.counts.get(token, 0)) for token, n in other.counts.items()}
+        total = self.total - sum(taken.values())
+        if total <= 0:
+            return None
+        counts = {t: n - taken.get(t, 0) for t, n in self.counts.items() if n > taken.get(t, 0)}
+        return Followers(total, self.distinct - len(self.counts) + len(counts), counts)
 
     def narrow(self) -> None:
         """Forget the rarer half of the next tokens; they stay counted in the totals."""

@@ -21,6 +21,7 @@ from engine.settings import POLICIES, Drafting
 from engine.tree import Tree, graft
 from engine.types import CONTEXT, HARVEST, MODEL, STATISTICS, Followers
 from tests.test_calibration import Noting, Said, sure
+from tests.test_drafters_ngrams import every
 from tests.test_drafters_statistics import Table
 from tests.test_tree import assert_valid, paths_of
 
@@ -48,7 +49,7 @@ def counted(texts: Sequence[Sequence[int]]) -> Table:
     tier = ContextTier()
     for text in texts:
         tier.extend(text)
-    return Table({key: found for key, found in tier.counts.table.items() if len(key) < 4})
+    return Table({key: found for key, found in every(tier.counts).items() if len(key) < 4})
 
 
 def filled(texts: Sequence[Sequence[int]]) -> list[Tier]:

@@ -5,6 +5,7 @@ tokens. Learns an answer when it is over (within an answer the context tier is n
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from engine.drafters.base import Frozen, Likely
 from engine.drafters.ngrams import NgramCounts
@@ -40,26 +41,18 @@ class ModelTier:
         if len(gram) < 2:
             return
         *_, token = gram
-        known = self.counts.table.get(gram[:-1])
-        self.size += known is None or token not in known.counts
-        self.counts.add(gram[:-1], token, documents)
+        self.size += self.counts.add(gram[:-1], token, documents)
 
     def grams(self) -> Iterator[tuple[tuple[int, ...], float]]:
         """The full n-grams that are known, with the number of answers that held each."""
-        for key, followers in self.counts.table.items():
+        for key, followers in self.counts.items():
             if len(key) == KEY:
                 for token, documents in followers.counts.items():
                     yield (*key, token), documents
 
     def without(self, tokens: Sequence[int], new: int) -> "ModelTier":
-        """A copy as if it had not learned this answer: the last `new` of `tokens`."""
-        copy = ModelTier()
-        copy.counts.table = dict(self.counts.table)
-        for *key, token in grams_of(tokens, new):
-            known = copy.counts.table.get(tuple(key))
-            if known is not None and token in known.counts:
-                copy.counts.remove(tuple(key), token)
-        return copy
+        """The tier as if it had not learned this answer: the last `new` of `tokens`."""
+        return Unlearned(self, grams_of(tokens, new))
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         """What followed the end of `suffix` in past answers."""
@@ -75,6 +68,34 @@ class ModelTier:
             self.add(gram)
         if grams:
             self.learned(grams)
+
+
+class Unlearned(ModelTier):
+    """A tier without the n-grams of one answer, which its own counts hold."""
+
+    def __init__(self, tier: ModelTier, grams: Iterable[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.tier = tier
+        for *key, token in grams:
+            known = tier.matches(tuple(key))
+            # What was pruned meanwhile is gone already.
+            if len(known) == len(key) > 0 and token in known[-1].counts:
+                self.add((*key, token))
+
+    def grams(self) -> Iterator[tuple[tuple[int, ...], float]]:
+        own = dict(super().grams())
+        for gram, documents in self.tier.grams():
+            if documents > own.get(gram, 0):
+                yield gram, documents - own.get(gram, 0)
+
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        found: list[Followers] = []
+        for known, own in zip_longest(self.tier.matches(suffix), super().matches(suffix)):
+            left = known.less(own) if known and own else known
+            if left is None:
+                break
+            found.append(left)
+        return found
 
 
 class Forgetful(Frozen):
