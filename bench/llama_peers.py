@@ -15,9 +15,11 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from bench.peers import LLAMA_LOOKUP, Reply, paced
+from engine.backends import fast_path
 from engine.backends.base import Backend
 from engine.backends.gguf import ATTENTION, NUMBERS, context_parameters
 from engine.backends.llamacpp import LlamaCppBackend
+from engine.backends.load_llamacpp import probed
 from engine.backends.sources import located
 from engine.sampling import COLDEST
 from engine.settings import Generation, Runtime, Sampling
@@ -32,7 +34,8 @@ SEEDS = 2**32 - 1
 class Gguf:
     """A GGUF file, our backend of it, and the settings that it runs with there.
 
-    `attention` is "auto", "on" or "off", `cache` the type of numbers in the cache.
+    `attention` is "auto", "on" or "off", `cache` the type of numbers in the cache; `fast` says
+    whether the library may rearrange the weights.
     """
 
     backend: LlamaCppBackend
@@ -43,6 +46,7 @@ class Gguf:
     gpu_layers: int
     attention: str
     cache: str
+    fast: bool
 
 
 def gguf_of(backend: Backend, source: str, runtime: Runtime) -> Gguf:
@@ -60,6 +64,7 @@ def gguf_of(backend: Backend, source: str, runtime: Runtime) -> Gguf:
         runtime.gpu_layers,
         next(name for name, kind in ATTENTION.items() if kind == ours.flash_attn_type),
         next(name for name, kind in NUMBERS.items() if kind == ours.type_k),
+        not fast_path.problem(probed(path, runtime).types),
     )
 
 
@@ -69,9 +74,25 @@ def temperature_of(sampling: Sampling) -> float:
 
 
 class Llama(llama_cpp.Llama):
-    """The library's own class, which counts its forwards."""
+    """The library's own class, which counts its forwards.
 
-    forwards = 0
+    `fast` says whether it may rearrange the weights. It has no argument for that, so it is set as
+    soon as there are parameters to set it in.
+    """
+
+    def __init__(self, fast: bool, *arguments: Any, **settings: Any) -> None:
+        self.fast, self.forwards = fast, 0
+        super().__init__(*arguments, **settings)
+
+    @property
+    def model_params(self) -> Any:
+        """What the model is loaded with."""
+        return self.parameters
+
+    @model_params.setter
+    def model_params(self, parameters: Any) -> None:
+        parameters.use_extra_bufts = self.fast
+        self.parameters = parameters
 
     def eval(self, tokens: Sequence[int]) -> None:
         self.forwards += 1
@@ -91,6 +112,7 @@ class LlamaPeer:
         self.ends = file.backend.info.eos_ids
         drafts = name == LLAMA_LOOKUP
         self.llama = Llama(
+            file.fast,
             file.path,
             n_ctx=file.context,
             n_batch=file.batch,

@@ -18,6 +18,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 runs beside the tests."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was found out about this machine before, and by the tests, stays apart."""
+    with pytest.MonkeyPatch.context() as patched:
+        file = tmp_path_factory.mktemp("cache") / "fast_path.json"
+        patched.setattr("engine.backends.fast_path.FILE", file)
+        yield
+
+
 @pytest.fixture
 def db() -> Iterator[Database]:
     with Database() as database:

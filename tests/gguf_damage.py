@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from engine.backends.load import load
-from engine.backends.probe import found
+from engine.backends.probe import Probe, found
 from engine.decode import decode
 from engine.errors import StrataError
 from engine.settings import Drafting, Generation, Runtime, Sampling
@@ -62,7 +62,7 @@ def opened(path: Path) -> str:
 def used(path: Path) -> str:
     """Load it, whatever the probe said, and have it answer."""
     try:
-        with patch("engine.backends.load_llamacpp.need"):
+        with patch("engine.backends.load_llamacpp.probed", return_value=Probe(types=("f32",))):
             backend = load(str(path), RUNTIME)
         backend.detokenize(range(backend.info.vocabulary_size))
         prompt = backend.tokenize(backend.render([Message("user", "Hé, 日本 😀\0\n")])[-60:]) or [3]

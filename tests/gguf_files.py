@@ -216,8 +216,9 @@ def turning_gguf(source: Path, path: Path) -> Path:
 
 
 def opened_gguf(path: Path, **settings: Any) -> Any:
-    """The backend of a file, on one thread, without a process that opens it first."""
+    """The backend of a file, on one thread; what it is, is found out in this process."""
     from engine.backends.load import load
+    from engine.backends.probe import found
 
-    with patch("engine.backends.load_llamacpp.need"):
+    with patch("engine.backends.load_llamacpp.probe", found):
         return load(str(path), Runtime(**{"threads": 1, **settings}))

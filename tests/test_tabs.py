@@ -53,6 +53,18 @@ def labels(blocks: gr.Blocks) -> set[str]:
     }
 
 
+def test_a_note_is_in_the_header_whatever_it_is_about(session: Session) -> None:
+    """Only a model that decodes plainly is compared with itself."""
+    toy, note = session.backend, "llama.cpp's fast path <crashes>."
+    for can_tree in (True, False):
+        toy.info = replace(toy.info, note=note, can_tree=can_tree)
+        assert '<p class="note">llama.cpp&#x27;s fast path &lt;crashes&gt;.</p>' in ui.header(
+            session, ()
+        )
+        assert ("two plain runs" in compare.idle(session)) is not can_tree
+        assert ("start from an empty cache" in compare.idle(session)) is can_tree
+
+
 def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
     mine, theirs = (
         labels(made(lambda guests=guests: ui.build(Session(toy, db, guests=guests))))

@@ -84,10 +84,10 @@ def choices(session: Session) -> list[tuple[str, str]]:
 
 def idle(session: Session) -> str:
     """What the banner says before the first run."""
-    note = session.backend.info.note
+    info = session.backend.info
     words = (
-        f"{note} A comparison then shows two plain runs."
-        if note
+        f"{info.note} A comparison then shows two plain runs."
+        if not info.can_tree
         else "Both runs start from nothing and may not learn from each other."
     )
     return f'<div class="verdict">{escape(words)}</div>'

@@ -17,7 +17,8 @@ class BackendInfo:
     """What the rest of the program may know of a loaded model.
 
     `fingerprint` names the weights and `tokenizer_fingerprint` the vocabulary: n-grams of one
-    tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does.
+    tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does, and
+    what else its user should know.
     `threads` compute on the host, 0 where that does not matter. `tokenizer_type` is how the
     vocabulary splits text ("BPE", "Unigram", ...). `leaves` is how many branches a tree may have,
     None for any number; 1 means that only chains are verified. `sampling` is what the model's

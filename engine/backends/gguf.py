@@ -53,15 +53,17 @@ class Unusable(Exception):
     """The library refuses a file; the text is why."""
 
 
-def opened(path: Path, runtime: Runtime, weights: bool = True) -> tuple[Any, Any]:
+def opened(path: Path, runtime: Runtime, fast: bool, weights: bool = True) -> tuple[Any, Any]:
     """The library's model and context for a file. Raises Unusable.
 
-    Without `weights` nothing is read but the header, and nothing is allocated: what is logged tells
-    what would be.
+    `fast` lets the library rearrange weights for this processor; engine/backends/fast_path.py knows
+    whether that is safe. Without `weights` nothing is read but the header, and nothing is
+    allocated: what is logged tells what would be.
     """
     said.clear()
     parameters = llama_cpp.llama_model_default_params()
     parameters.n_gpu_layers = runtime.gpu_layers
+    parameters.use_extra_bufts = fast
     if not weights:
         parameters.no_alloc = True
         parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE

@@ -14,9 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from engine.backends import fast_path
 from engine.backends.base import BackendInfo, digest, fingerprint
 from engine.backends.memory import Need
-from engine.backends.probe import probe
+from engine.backends.probe import Probe, probe
 from engine.errors import ModelError, SettingError, first_line
 from engine.settings import Runtime, Sampling
 
@@ -39,14 +40,15 @@ Fill = Callable[[list[dict[str, str]]], str]
 
 def load_gguf(source: str, runtime: Runtime) -> Any:
     """A LlamaCppBackend for a GGUF file. Raises ModelError; what else is loaded stays as it is."""
-    need(source, runtime)
+    found = probed(source, runtime)
+    slow = fast_path.problem(found.types)
     from engine.backends.check import check
     from engine.backends.gguf import Unusable, exact, opened
     from engine.backends.llamacpp import LlamaCppBackend, Vocabulary, alone
 
     path = Path(source).expanduser()
     try:
-        model, context = opened(path, runtime)
+        model, context = opened(path, runtime, fast=not slow)
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
@@ -55,13 +57,24 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     backend = LlamaCppBackend(model, context, vocabulary, template, info, runtime.batch_size)
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
     backend.info = check(backend, partial(alone, backend), allowed)
-    if note:
-        backend.info = replace(backend.info, note=f"{backend.info.note} {note}".strip())
+    if slow:
+        slow = (
+            f"llama.cpp's fast path {slow} on this machine: {info.name} runs without it and reads "
+            "prompts more slowly."
+        )
+    notes = (backend.info.note, slow, note)
+    backend.info = replace(backend.info, note=" ".join(filter(None, notes)))
     return backend
 
 
 def need(source: str, runtime: Runtime) -> Need:
     """What the model in a GGUF file will take. Raises ModelError for a file that cannot be used."""
+    found = probed(source, runtime)
+    return Need(found.parameters, found.weights, found.cache)
+
+
+def probed(source: str, runtime: Runtime) -> Probe:
+    """What the probe says of a file. Raises ModelError for one that cannot be used."""
     if find_spec("llama_cpp") is None:
         raise ModelError(
             f"The model {source!r} needs llama-cpp-python, which is not installed. Install it with "
@@ -84,17 +97,17 @@ def need(source: str, runtime: Runtime) -> Need:
         problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
         raise refusal(source, problem)
     state = path.stat()
-    return need_of(source, path, runtime, (state.st_size, state.st_mtime_ns))
+    return probe_of(source, path, runtime, (state.st_size, state.st_mtime_ns))
 
 
 @lru_cache(maxsize=64)
-def need_of(source: str, path: Path, runtime: Runtime, state: tuple[int, int]) -> Need:
+def probe_of(source: str, path: Path, runtime: Runtime, state: tuple[int, int]) -> Probe:
     """What the probe says of a file, asked once, as each answer takes a process of its own. A file
     of another `state`, size and time, is another file."""
     found = probe(path, runtime)
     if found.problem:
         raise refusal(source, found.problem)
-    return Need(found.parameters, found.weights, found.cache)
+    return found
 
 
 def device(runtime: Runtime) -> str:

@@ -5,45 +5,43 @@ weights: whatever happens, the application goes on.
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engine.backends.process import RAISED, run
 from engine.settings import Runtime
 
 SIZE = re.compile(r"(?::|compute buffer|output buffer) size = +([0-9.]+) MiB")
 """What the library logs of its caches, its buffer for computing and that for logits."""
+TYPE = re.compile(r"llama_model_loader: - type +(\w+): +\d+ tensors\s*")
+"""What it logs of the types of numbers in a file."""
 SECONDS = 60.0
-RAISED = 1
-"""How a process of Python ends over an exception. Where the library ends it, the status differs."""
 EVERY = "".join(map(chr, (*range(0x800), *range(0x800, 0x110000, 0x800))))
 """A text of all bytes that UTF-8 has."""
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a file is, in bytes and numbers; `problem` is not empty where it cannot be used."""
+    """What a file is, in bytes and numbers; `problem` is not empty where it cannot be used.
+
+    `types` are those of its numbers, as the library names them ("f32", "q4_K"), in order.
+    """
 
     problem: str = ""
     parameters: int = 0
     weights: int = 0
     cache: int = 0
+    types: tuple[str, ...] = ()
 
 
 def probe(path: Path, runtime: Runtime) -> Probe:
     """What the process found. One that the library ended is a problem as well."""
-    module, settings = "engine.backends.probe", json.dumps(asdict(runtime))
-    words = [sys.executable, "-P", "-m", module, str(path), settings]
-    places = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": places, "GGML_NO_BACKTRACE": "1"}
+    settings = json.dumps(asdict(runtime))
     try:
-        ended = subprocess.run(
-            words, env=environment, capture_output=True, timeout=SECONDS, check=False
-        )
+        ended = run("engine.backends.probe", str(path), settings, seconds=SECONDS)
     except subprocess.TimeoutExpired:
         return Probe(f"llama.cpp was not done with its header after {SECONDS:.0f} s")
     lines, errors = (
@@ -53,7 +51,8 @@ def probe(path: Path, runtime: Runtime) -> Probe:
         return Probe(f"llama.cpp cannot be run here ({errors[-1]})")
     if ended.returncode or not lines:
         return Probe("its header is damaged; llama.cpp gave up over it")
-    return Probe(**json.loads(lines[-1]))
+    values = json.loads(lines[-1])
+    return Probe(**{**values, "types": tuple(values["types"])})
 
 
 def found(path: Path, runtime: Runtime) -> Probe:
@@ -64,16 +63,18 @@ def found(path: Path, runtime: Runtime) -> Probe:
     from engine.backends.llamacpp import tokens_of
 
     try:
-        model, _ = opened(path, runtime, weights=False)
+        model, _ = opened(path, runtime, fast=True, weights=False)
     except Unusable as problem:
         return Probe(str(problem))
     # Some vocabularies lack what only a text calls for.
     tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
     sizes = [float(size) for _, text in said for size in SIZE.findall(text)]
+    types = {named[1] for _, text in said if (named := TYPE.fullmatch(text))}
     return Probe(
         parameters=llama_cpp.llama_model_n_params(model),
         weights=llama_cpp.llama_model_size(model),
         cache=round(sum(sizes) * 2**20),
+        types=tuple(sorted(types)),
     )
 
 
