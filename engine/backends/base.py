@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.backends.chat_template import TemplateStopped
 from engine.errors import PromptError
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -123,6 +124,11 @@ def conversation(
         return f"{begin}{lines}Assistant:"
     try:
         return fill([{"role": message.role, "content": message.content} for message in messages])
+    except TemplateStopped as stopped:
+        raise PromptError(
+            f"The chat template of {name} was stopped: {stopped}. Choose another model, or another "
+            "file of this one."
+        ) from stopped
     except Exception as error:
         # A template may raise anything, most often because it has no place for a system prompt.
         if messages and messages[0].role == "system" and len(messages) > 1:

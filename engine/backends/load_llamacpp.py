@@ -1,9 +1,9 @@
 """From a GGUF file to a checked backend.
 
 The file is opened by a process of its own first, as llama.cpp ends the process over some damaged
-ones. Its chat template runs in a sandbox. Before a model is handed out, one small tree forward is
-compared with plain forwards; a model that disagrees or cannot roll back decodes plainly, and says
-why.
+ones. Its chat template runs in a sandbox, in a process that ends when the template does not. Before
+a model is handed out, one small tree forward is compared with plain forwards; a model that
+disagrees or cannot roll back decodes plainly, and says why.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.backends import fast_path
 from engine.backends.base import BackendInfo, digest, fingerprint
+from engine.backends.chat_template import FILLER, TemplateError, TemplateStopped
 from engine.backends.memory import Need
 from engine.backends.probe import Probe, probe
 from engine.errors import ModelError, SettingError, first_line
@@ -41,6 +42,7 @@ Fill = Callable[[list[dict[str, str]]], str]
 def load_gguf(source: str, runtime: Runtime) -> Any:
     """A LlamaCppBackend for a GGUF file. Raises ModelError; what else is loaded stays as it is."""
     found = probed(source, runtime)
+    FILLER.prepare("llama_cpp")
     slow = fast_path.problem(found.types)
     from engine.backends.check import check
     from engine.backends.gguf import Unusable, exact, opened
@@ -170,29 +172,23 @@ def describe(
 def chat_template(model: Any, vocabulary: Any) -> tuple[Fill | None, str]:
     """What fills the file's chat template, and what is wrong with it; None where there is none."""
     import llama_cpp
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-    text = llama_cpp.llama_model_chat_template(model, None)
-    if not text:
+    found = llama_cpp.llama_model_chat_template(model, None)
+    if not found:
         return None, "The file brings no chat template: the conversation is sent as plain lines."
+    text, raw = found.decode("utf-8", "replace"), vocabulary.raw
+    tokens = {
+        "bos_token": vocabulary.special(llama_cpp.llama_vocab_bos(raw)),
+        "eos_token": vocabulary.special(llama_cpp.llama_vocab_eos(raw)),
+    }
     try:
-        formatter = Jinja2ChatFormatter(
-            text.decode("utf-8", "replace"),
-            vocabulary.special(llama_cpp.llama_vocab_eos(vocabulary.raw)),
-            vocabulary.special(llama_cpp.llama_vocab_bos(vocabulary.raw)),
-        )
-    except Exception as error:
-        # Jinja raises several types, and a template may hold anything.
+        FILLER.fill("llama_cpp", text, tokens, None)
+    except (TemplateError, TemplateStopped) as error:
         return None, (
             f"Its chat template cannot be read ({first_line(error)}): the conversation is sent as "
             "plain lines."
         )
-
-    def fill(turns: list[dict[str, str]]) -> str:
-        messages: Any = turns
-        return str(formatter(messages=messages).prompt)
-
-    return fill, ""
+    return partial(FILLER.fill, "llama_cpp", text, tokens), ""
 
 
 def recommended(model: Any) -> Sampling:

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from engine.backends.base import BackendInfo, digest, fingerprint
+from engine.backends.chat_template import FILLER
 from engine.backends.check import check
 from engine.backends.hub import check_reachable
 from engine.backends.sources import looks_like_path
@@ -56,6 +57,7 @@ def load_transformers(
             f"The model folder {source!r} {problem}. Give a folder that holds config.json, "
             "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
         )
+    FILLER.prepare("transformers")
     try:
         if not looks_like_path(source):
             check_reachable(source)

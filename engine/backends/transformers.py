@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from engine.backends.base import BackendInfo, common_prefix, conversation
+from engine.backends.chat_template import FILLER
 from engine.backends.scores import LogitScores
 from engine.costs import LARGEST
 from engine.sampling import Floats
@@ -136,16 +137,14 @@ class TransformersBackend:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation in the model's chat template (run in transformers' sandbox)."""
+        tokenizer = self.tokenizer
 
         def fill(turns: list[dict[str, str]]) -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=True
-                )
-            )
+            template, tokens = tokenizer.get_chat_template(), tokenizer.special_tokens_map
+            return FILLER.fill("transformers", template, tokens, turns)
 
-        template = fill if self.tokenizer.chat_template else None
-        return conversation(messages, template, self.tokenizer.bos_token or "", self.info.name)
+        template = fill if tokenizer.chat_template else None
+        return conversation(messages, template, tokenizer.bos_token or "", self.info.name)
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
