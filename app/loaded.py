@@ -94,4 +94,4 @@ class Away:
     def vocabulary(self) -> Sequence[str]:
         self.refuse()
 
-    tokenize = detokenize = render = prefill = score = accept = refuse
+    tokenize = detokenize = render = prefill = room = score = accept = refuse

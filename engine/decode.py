@@ -51,23 +51,28 @@ def decode(
     rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
     try:
         clock = perf_counter()
-        reused = backend.prefill(tokens, cancelled)
-        lesson.add(len(tokens))
-        lesson.learn()
-        yield Prefill(len(tokens), reused, perf_counter() - clock)
+        filled = backend.prefill(tokens, cancelled)
+        if filled.complete:
+            lesson.add(len(tokens))
+            lesson.learn()
+        yield Prefill(len(tokens), filled.reused, perf_counter() - clock)
         index = 0
-        if cancelled():
-            yield Step(index, (), finish="cancelled")
-            return
         while answer.finish is None:
             clock = perf_counter()
-            depth = answer.limit - len(tokens) - 1
+            again = filled.limit is not None and len(tokens) > filled.limit
+            if again:
+                filled = backend.prefill(tokens, cancelled)
+            # What broke off decides nothing, whatever `cancelled` may say by now.
+            if not filled.complete or (not index and cancelled()):
+                yield Step(index, (), finish="cancelled")
+                return
+            depth = depth_of(backend, len(tokens), answer.limit)
             budget = governor.budget(depth)
             if budget.nodes or not budget.near:
                 lesson.learn()
             learned = perf_counter()
             tree, work = draft(drafters, tokens, budget)
-            tree = tree.within(backend.info.leaves)
+            tree = tree.within(backend.info.leaves, depth)
             drafted = perf_counter()
             scores = backend.score(tree, generation.sampling)
             scored = perf_counter()
@@ -80,7 +85,8 @@ def decode(
             times = clocked(clock, drafted, scored, sampled, perf_counter())
             counts = count(tree, rows[: len(emitted)], work)
             step = Step(index, tuple(emitted), **counts, **times, finish=answer.finish)
-            governor.observe(step, learning=learned - clock)
+            if not again:
+                governor.observe(step, learning=learned - clock)
             yield step
             index += 1
     finally:
@@ -90,6 +96,13 @@ def decode(
             drafter.finish(tokens, len(tokens) - len(prompt))
         learned = perf_counter() - clock
     yield Learned(learned)
+
+
+def depth_of(backend: Backend, length: int, limit: int) -> int:
+    """How deep a tree behind `length` tokens may be: its tokens and the one that follows them stay
+    within `limit`, and what the model decides in one forward within its room."""
+    room = backend.room(length)
+    return limit - length - 1 if room is None else min(limit - length - 1, room)
 
 
 class Lesson:

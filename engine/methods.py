@@ -10,10 +10,11 @@ longer suffixes and samples more continuations; the drafts are verified in one t
 "lookup" is prompt lookup with the library's own rules (engine/drafters/lookup.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.calibration import Calibration
+from engine.decode import never
 from engine.drafters.base import Drafter, Frozen, Learner, NgramTable, Tier
 from engine.drafters.context import ContextTier
 from engine.drafters.harvest import HarvestTier
@@ -108,10 +109,15 @@ def method_named(name: str, drafting: Drafting | None = None) -> Method:
 
 
 def drafters_of(
-    method: Method, databases: "Databases", family: Family | None, sampling: Sampling
+    method: Method,
+    databases: "Databases",
+    family: Family | None,
+    sampling: Sampling,
+    cancelled: Callable[[], bool] = never,
 ) -> list[Drafter]:
     """All drafters of a method, made for one answer: the databases first, then the draft models.
 
+    `cancelled` is the one that the answer is decoded with: draft models read the prompt, too.
     Raises SettingError when it takes models that are not loaded or not profiled.
     """
     found = databases.drafters(method)
@@ -132,7 +138,7 @@ def drafters_of(
     if not plan.rungs:
         return found
     below = databases.below() if plan.databases else None
-    return [*found, family.stack(plan, sampling, rule, below)]
+    return [*found, family.stack(plan, sampling, rule, below, cancelled)]
 
 
 class Databases:

@@ -76,17 +76,21 @@ class Tree:
             if at in other.laws:
                 self.laws[rows[at]] = other.laws[at]
 
-    def within(self, leaves: int | None) -> "Tree":
-        """The tree with at most so many leaves: what would branch beyond them is left out.
+    def within(self, leaves: int | None, levels: int | None = None) -> "Tree":
+        """The tree with at most so many leaves, and so many levels below the root: what would
+        branch or reach beyond them is left out.
 
         Of its rows the first ones stay. Returns the tree itself where nothing is left out.
         """
-        if leaves is None or len(self) <= leaves or self.children.count({}) <= leaves:
+        narrow = leaves is None or len(self) <= leaves or self.children.count({}) <= leaves
+        if narrow and (levels is None or len(self) <= levels or max(self.depths) <= levels):
             return self
         kept, rows, count = Tree(self.tokens[0]), {0: 0}, 1
         for row in range(1, len(self.tokens)):
             parent = rows.get(self.parents[row])
-            if parent is None or (kept.children[parent] and count == leaves):
+            if parent is None or (levels is not None and self.depths[row] > levels):
+                continue
+            if kept.children[parent] and count == leaves:
                 continue
             count += bool(kept.children[parent])
             source, length = self.sources[row], self.match_lengths[row]

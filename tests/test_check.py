@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.backends.base import common_prefix
+from engine.backends.base import Filled, common_prefix
 from engine.backends.check import check, difference
 from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend
@@ -39,10 +39,10 @@ class Made:
     def reset(self) -> None:
         self.cache, self.resets = [], self.resets + 1
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         reused = common_prefix(self.cache, tokens[:-1])
         self.cache = list(tokens[:-1])
-        return reused
+        return Filled(reused, True)
 
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         self.tree = tree

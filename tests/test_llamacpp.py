@@ -74,7 +74,7 @@ def prompt_of(size: int, vocabulary: int = 6144) -> list[int]:
 def after(backend: Any, tokens: Sequence[int]) -> np.ndarray:
     """The logits after a text that is read in one go into an empty cache, without a tree."""
     backend.reset()
-    assert backend.prefill(tokens, never) == 0
+    assert backend.prefill(tokens, never).reused == 0
     return backend.score(Tree(tokens[-1]), GREEDY).row(0).copy()
 
 
@@ -168,8 +168,8 @@ def test_prefill_reuses_the_longest_common_prefix(
     small: Any, other: Any, later: list[int], reused: int
 ) -> None:
     small.reset()
-    assert small.prefill([1, 2, 3, 4, 5], never) == 0
-    assert small.prefill(later, never) == reused
+    assert small.prefill([1, 2, 3, 4, 5], never).reused == 0
+    assert small.prefill(later, never).reused == reused
     assert small.cached == later[:-1]
     check_cells(small)
     row = small.score(Tree(later[-1]), GREEDY).row(0)
@@ -407,7 +407,7 @@ def test_a_cancelled_prompt_stops_within_a_forward_and_goes_on_later(
         backend.reset()
         stop = Stop(at)
         rows.clear()
-        assert backend.prefill(prompt, stop) == 0
+        assert backend.prefill(prompt, stop).reused == 0
         # Asked once more to tell a stop from a failure, and for the next chunk.
         assert stop.asked <= at + 3, "it stops at once"
         # The first time it is asked before the first forward.
@@ -416,7 +416,7 @@ def test_a_cancelled_prompt_stops_within_a_forward_and_goes_on_later(
         assert len(backend.cached) < 1499
         check_cells(backend)
         lengths.add(len(backend.cached))
-        assert backend.prefill(prompt, never) in lengths
+        assert backend.prefill(prompt, never).reused in lengths
         found = backend.score(Tree(prompt[-1]), GREEDY).row(0).copy()
         assert gap(found, wanted) < CLOSE
         backend.accept([])
@@ -537,7 +537,7 @@ def test_a_cache_that_does_not_roll_back_is_an_error(
         assert small.cached == []
         # A prompt then begins anew instead.
         small.prefill([5, 6, 7, 8], never)
-        assert small.prefill([5, 6, 9], never) == 0 and small.cached == [5, 6]
+        assert small.prefill([5, 6, 9], never).reused == 0 and small.cached == [5, 6]
     check_cells(small)
 
 
@@ -831,12 +831,12 @@ def test_a_model_that_keeps_a_state_decodes_plainly(
     prompt = prompt_of(20)
     read = partial(backend.prefill, cancelled=never)
     backend.reset()
-    assert read(prompt) == 0 and read([*prompt, 5, 6]) == 19
+    assert read(prompt).reused == 0 and read([*prompt, 5, 6]).reused == 19
     row = backend.score(Tree(6), GREEDY).row(0).copy()
     backend.accept([])
     assert gap(row, after(backend, [*prompt, 5, 6])) < CLOSE
     backend.accept([])
-    assert read([*prompt[:10], 5, 6]) == 0, "it cannot roll back"
+    assert read([*prompt[:10], 5, 6]).reused == 0, "it cannot roll back"
     row = backend.score(Tree(6), GREEDY).row(0).copy()
     backend.accept([])
     assert gap(row, after(backend, [*prompt[:10], 5, 6])) < CLOSE
@@ -873,7 +873,7 @@ def test_a_model_of_many_positions_decodes_plainly(
     assert "its positions have several parts" in backend.info.note
     prompt = prompt_of(20)
     backend.prefill(prompt, never)
-    assert backend.prefill([*prompt[:10], 5, 6], never) == 10
+    assert backend.prefill([*prompt[:10], 5, 6], never).reused == 10
     row = backend.score(Tree(6), GREEDY).row(0).copy()
     backend.accept([])
     assert gap(row, after(backend, [*prompt[:10], 5, 6])) < CLOSE
@@ -911,7 +911,7 @@ def test_a_long_text_behind_a_window_can_be_gone_back_in(
     backend, fresh = opened_gguf(path), opened_gguf(path)
     for size, reused in ((2040, 0), (300, 299), (700, 300), (20, 19)):
         prompt = prompt_of(size)
-        assert backend.prefill(prompt, never) == reused
+        assert backend.prefill(prompt, never).reused == reused
         tree = tree_of(prompt[-1])
         found = backend.score(tree, GREEDY).row(len(tree)).copy()
         assert gap(found, after(fresh, [*prompt, *PATHS[-1]])) < 10 * CLOSE, size

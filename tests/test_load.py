@@ -273,7 +273,7 @@ def test_a_hub_id_without_a_network_is_a_clear_error(tmp_path: Path, offline: st
 def test_the_model_can_be_used_after_loading(sound: Path) -> None:
     backend = load(sound)
     assert backend.cached == [] and backend.tree is None, "the check leaves nothing behind"
-    assert backend.prefill(prompt_of(9, 160), lambda: False) == 0
+    assert backend.prefill(prompt_of(9, 160), lambda: False).reused == 0
 
 
 @pytest.mark.parametrize(

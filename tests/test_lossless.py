@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Filled
 from engine.backends.scores import LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.budget import Budget
@@ -133,7 +133,7 @@ def warm_toy() -> Databases:
 class Strict(ToyBackend):
     """Refuses what a real model cannot do: to read unknown tokens, or beyond its context."""
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         assert len(tokens) <= self.info.context_length
         assert max(tokens) < self.info.vocabulary_size
         return super().prefill(tokens, cancelled)

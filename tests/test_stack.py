@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Filled
 from engine.backends.scores import LogitScores
 from engine.backends.toy import (
     END,
@@ -146,11 +146,11 @@ def test_what_a_cache_lacks_may_be_read_before_or_with_the_drafts(
     assert prefills[0] > prefills[2] > prefills[3] > 0
 
 
-def counted(backend: Backend, calls: list[int]) -> Callable[..., int]:
+def counted(backend: Backend, calls: list[int]) -> Callable[..., Filled]:
     """The prefill of a backend, each call of which is written down."""
     prefill = backend.prefill
 
-    def noted(tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+    def noted(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         calls.append(len(tokens))
         return prefill(tokens, cancelled)
 

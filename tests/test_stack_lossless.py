@@ -206,7 +206,7 @@ def test_draft_models_read_of_a_second_turn_only_what_is_new() -> None:
     )
     text = [*PROMPT, *ids(first)]
     again = Level("mid", model, 3, wanted.sampling, Match(), VOCABULARY)
-    assert model.prefill([*text, *PROMPT], never) > len(text) - 8
+    assert model.prefill([*text, *PROMPT], never).reused > len(text) - 8
     again.observe([*text, *PROMPT], len(text) + len(PROMPT), None)
     assert again.cached == model.cache == [*text, *PROMPT][:-1]
 

@@ -31,11 +31,11 @@ def test_special_tokens_are_single_tokens() -> None:
 
 
 def test_prefill_reuses_the_longest_common_prefix(toy: ToyBackend) -> None:
-    assert toy.prefill([1, 2, 3, 4], never) == 0
+    assert toy.prefill([1, 2, 3, 4], never).reused == 0
     assert toy.cache == [1, 2, 3]
-    assert toy.prefill([1, 2, 9, 9, 9], never) == 2
+    assert toy.prefill([1, 2, 9, 9, 9], never).reused == 2
     assert toy.cache == [1, 2, 9, 9]
-    assert toy.prefill([1], never) == 0 and toy.cache == []
+    assert toy.prefill([1], never).reused == 0 and toy.cache == []
 
 
 def test_a_tree_row_scores_as_its_path_alone(toy: ToyBackend) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from engine.backends.base import Filled
 from engine.chat import Chat
 from engine.decode import decode, never
 from engine.drafters.base import Drafter
@@ -103,7 +104,7 @@ def test_rolling_back_leaves_no_trace(embedded: Any) -> None:
     backend.score(tree_of(prompt[-1], [(token,) for token in range(100)]), GREEDY)
     backend.accept([])
     edited = [*prompt[:25], 9, 8, 7]
-    assert backend.prefill(edited, never) == 25
+    assert backend.prefill(edited, never).reused == 25
     row = backend.score(Tree(edited[-1]), GREEDY).row(0)
     assert gap(row, alone(backend, edited)) < 1e-3
 
@@ -123,8 +124,8 @@ def test_prefill_reuses_the_longest_common_prefix(
     embedded: Any, after: list[int], reused: int
 ) -> None:
     backend = fresh(embedded)
-    assert backend.prefill([1, 2, 3, 4, 5], never) == 0
-    assert backend.prefill(after, never) == reused
+    assert backend.prefill([1, 2, 3, 4, 5], never).reused == 0
+    assert backend.prefill(after, never).reused == reused
     assert backend.cached == after[:-1] and backend.cache.length == len(after) - 1
     row = backend.score(Tree(after[-1]), GREEDY).row(0)
     assert gap(row, alone(backend, after)) < 1e-3
@@ -155,15 +156,18 @@ def test_a_long_prompt_is_prefilled_in_chunks(
     assert gap(row, alone(backend, prompt)) < 1e-3
 
 
+@pytest.mark.parametrize("layers", [0, 1, 2])
 def test_a_cancelled_prefill_goes_on_where_it_stopped(
-    embedded: Any, monkeypatch: pytest.MonkeyPatch
+    embedded: Any, monkeypatch: pytest.MonkeyPatch, layers: int
 ) -> None:
+    """Before its second forward, or between two layers of that."""
     backend, prompt = fresh(embedded), prompt_of(1201)
-    answers = iter([False, True])
-    backend.prefill(prompt, lambda: next(answers))
+    left = iter([False] * layers)
+    stopped = backend.prefill(prompt, lambda: len(backend.cached) == 512 and next(left, True))
+    assert stopped == Filled(0, False)
     assert backend.cached == prompt[:512] and backend.cache.length == 512
     count = Counting(backend, monkeypatch)
-    assert backend.prefill(prompt, never) == 512
+    assert backend.prefill(prompt, never).reused == 512
     assert count.rows == [512, 176]
     row = backend.score(Tree(prompt[-1]), GREEDY).row(0)
     assert gap(row, alone(backend, prompt)) < 1e-3
@@ -457,12 +461,12 @@ def test_a_window_smaller_than_the_text_is_respected(kind: str, tmp_path: Path) 
 def test_a_recurrent_model_reuses_a_cache_it_only_extends(kind: str, tmp_path: Path) -> None:
     backend = load(save_model(kind, tmp_path))
     prompt = prompt_of(20, 160)
-    assert backend.prefill(prompt, never) == 0
-    assert backend.prefill([*prompt, 5, 6], never) == 19
+    assert backend.prefill(prompt, never).reused == 0
+    assert backend.prefill([*prompt, 5, 6], never).reused == 19
     row = backend.score(Tree(6), GREEDY).row(0)
     assert gap(row, alone(backend, [*prompt, 5, 6])) < 2e-3
     backend.accept([])
-    assert backend.prefill([*prompt[:10], 5, 6], never) == 0, "it cannot roll back"
+    assert backend.prefill([*prompt[:10], 5, 6], never).reused == 0, "it cannot roll back"
     row = backend.score(Tree(6), GREEDY).row(0)
     assert gap(row, alone(backend, [*prompt[:10], 5, 6])) < 2e-3
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.backends.chat_template import TemplateStopped
 from engine.errors import PromptError
@@ -45,6 +45,18 @@ class BackendInfo:
     sampling: Sampling = Sampling()
 
 
+class Filled(NamedTuple):
+    """What came of a prefill: how many tokens were in the cache already, and whether all are now.
+
+    `limit` is the longest text that can be decided with this cache, its root counted: once more
+    tokens are decided, the cache has to be filled again. None where that never happens.
+    """
+
+    reused: int
+    complete: bool
+    limit: int | None = None
+
+
 class Scores(Protocol):
     """The outcome of one forward over a tree, read lazily: only rows on the walk are sampled."""
 
@@ -65,7 +77,8 @@ class Backend(Protocol):
     """A causal language model with a cache that can verify a tree and roll back.
 
     Call order: `prefill` once, then `score` and `accept` in turn. The cache always holds all
-    decided tokens but the last, which is the root of the next tree.
+    decided tokens but the last, which is the root of the next tree. After a forward that was not
+    accepted, or that failed, the next call is `prefill`: it begins again where it has to.
     """
 
     info: BackendInfo
@@ -82,10 +95,18 @@ class Backend(Protocol):
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text of a conversation, up to where the assistant's answer begins."""
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
-        """Make the cache hold `tokens[:-1]`; returns how many of them were there already.
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        """Make the cache hold `tokens[:-1]`, as one forward over all of `tokens` would fill it.
 
-        Stops early, leaving a valid shorter cache, once `cancelled()` is true.
+        Stops early, leaving a valid shorter cache, once `cancelled()` is true: nothing may then be
+        decided with it, which the answer says.
+        """
+
+    def room(self, length: int) -> int | None:
+        """How many levels a tree may have below its root, the last of `length` tokens.
+
+        None for any number. Where a model computes a longer text in another way, one forward stays
+        on one side of that length.
         """
 
     def score(self, tree: Tree, sampling: Sampling) -> Scores:

@@ -21,7 +21,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from engine.backends.base import BackendInfo, common_prefix, conversation
+from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
 from engine.backends.gguf import TREE_ROWS
 from engine.backends.scores import LogitScores
 from engine.decode import never
@@ -226,7 +226,7 @@ class LlamaCppBackend:
         asked = llama_cpp.llama_vocab_get_add_bos(raw) and not text.startswith(begin)
         return begin + text if asked else text
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         wanted = list(tokens[:-1])
         size = self.info.vocabulary_size
         if wanted and not 0 <= min(wanted) <= max(wanted) < size:
@@ -248,7 +248,11 @@ class LlamaCppBackend:
                     break
                 self.cached += chunk
                 self.dirty = False
-        return reused
+        return Filled(reused, len(self.cached) == len(wanted))
+
+    def room(self, length: int) -> int | None:
+        # Rotary factors that depend on the length are chosen by that of the context, once.
+        return None
 
     def keep(self, length: int) -> None:
         """Shorten the cache to so many decided tokens, or empty it where it cannot roll back."""

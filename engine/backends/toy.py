@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.backends.base import BackendInfo, common_prefix
+from engine.backends.base import BackendInfo, Filled, common_prefix
 from engine.backends.scores import LogitScores
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -21,6 +21,8 @@ END, USER, ASSISTANT, SYSTEM = 256, 257, 258, 259
 SPECIAL = {END: "<|end|>", USER: "<|user|>", ASSISTANT: "<|assistant|>", SYSTEM: "<|system|>"}
 VOCABULARY = 260
 MEMORY = 2
+CHUNK = 64
+"""Tokens of a prompt that are read at a time."""
 
 
 def generator(suffix: tuple[int, ...], key: int) -> np.random.Generator:
@@ -105,11 +107,16 @@ class ToyBackend:
         turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in messages)
         return turns + "<|assistant|>"
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         wanted = list(tokens[:-1])
         reused = common_prefix(self.cache, wanted)
-        self.cache = wanted
-        return reused
+        self.cache, self.tree = wanted[:reused], None
+        while len(self.cache) < len(wanted) and not cancelled():
+            self.cache = wanted[: len(self.cache) + CHUNK]
+        return Filled(reused, len(self.cache) == len(wanted))
+
+    def room(self, length: int) -> int | None:
+        return None
 
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         self.forwards += 1

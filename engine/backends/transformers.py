@@ -4,9 +4,14 @@ The library's own model class computes the forward; this file gives it a preallo
 written in place, a 4-D mask that shows each tree row its ancestors only, and explicit positions.
 Accepting a path moves its rows together; rolling back is setting a length. Whether a model computes
 such a forward correctly is not assumed but checked at load: one that fails decodes plainly.
+
+Invariant between calls: the cache holds the `cached` tokens, with the rotary factors of `regime`.
+`dirty` says that it may hold more, as rows were computed and not yet settled: where it cannot roll
+back, the next prompt then begins with an empty one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -15,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from engine.backends.base import BackendInfo, common_prefix, conversation
+from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
 from engine.backends.chat_template import FILLER
+from engine.backends.rotary import Rotary
 from engine.backends.scores import LogitScores
 from engine.costs import LARGEST
 from engine.sampling import Floats
@@ -25,7 +31,11 @@ from engine.tree import Tree
 from engine.types import Message
 
 PREFILL_CHUNK = 512
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+PARALLEL = 16
+"""Tokens that are read in one forward in the time of about one forward for each alone."""
+ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+MIXED = -1
+"""The regime of a cache whose tokens have different rotary factors: no other text can use it."""
 
 
 class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -88,21 +98,52 @@ class TreeCache(Cache):
         self.length += len(rows)
 
 
+class Stopped(Exception):
+    """A forward was cancelled between two of its layers."""
+
+
+@contextmanager
+def stopping(model: Any, cancelled: Callable[[], bool]) -> Iterator[None]:
+    """While it is entered, a forward raises Stopped before its next layer once it is cancelled."""
+
+    def ask(*_: Any) -> None:
+        if cancelled():
+            raise Stopped
+
+    stacks = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+    hooks = [layer.register_forward_pre_hook(ask) for stack in stacks for layer in stack]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class TransformersBackend:
-    """A loaded model and its tokenizer behind the Backend protocol. One run at a time."""
+    """A loaded model and its tokenizer behind the Backend protocol. One run at a time.
+
+    `resumes` says whether layers that keep a state go on from it with several tokens at a time.
+    `offset` is the position of the first token: 0 but while a model is checked.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
         self.model, self.tokenizer, self.info = model, tokenizer, info
         config = model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
+        self.chunk: int | None = getattr(config, "attention_chunk_size", None)
         kinds = getattr(config, "layer_types", None)
-        default = "sliding_attention" if self.window else "full_attention"
-        self.layer_kinds = sorted(set(kinds or [default]))
+        self.layer_kinds = sorted(set(kinds or [usual_kind(self.window, self.chunk)]))
         self.recurrent = is_recurrent(config)
+        self.resumes = not self.recurrent
         takes = signature(model.forward).parameters
         self.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        self.rotary = Rotary(model)
+        self.restarts = any(starts_again(model, each) for each in self.rotary.switches)
+        self.offset = 0
         self.cached: list[int] = []
+        self.regime = 0
         self.tree: Tree | None = None
+        self.dirty = False
         self.cache: Any = None
         self.reset()
 
@@ -112,7 +153,7 @@ class TransformersBackend:
         Ours is allocated once; empty means a length of 0.
         """
         self.cached = []
-        self.tree = None
+        self.tree, self.dirty = None, False
         config = self.model.config.get_text_config()
         if not self.info.can_tree:
             self.cache = DynamicCache(config=config)
@@ -147,36 +188,61 @@ class TransformersBackend:
         return conversation(messages, template, tokenizer.bos_token or "", self.info.name)
 
     @torch.inference_mode()
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> int:
-        wanted = list(tokens[:-1])
-        reused = common_prefix(self.cached, wanted)
-        if not self.info.can_tree and reused < len(self.cached):
-            self.reset()  # a cache that cannot roll back starts again
-            reused = 0
-        del self.cached[reused:]
-        if self.info.can_tree:
-            self.cache.length = reused
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        wanted, length = list(tokens[:-1]), self.offset + len(tokens)
+        regime = self.rotary.regime(length)
+        self.keep(common_prefix(self.cached, wanted) if regime == self.regime else 0)
         size = PREFILL_CHUNK
-        if self.recurrent:
-            # Such layers begin a chunk from an empty state: all at once, then one by one.
-            size = 1 if reused else max(1, len(wanted))
-        for start in range(reused, len(wanted), size):
-            if cancelled():
-                break
-            chunk = wanted[start : start + size]
-            self.forward(chunk, range(len(chunk)), logits=1)
-            self.cached += chunk
-            if self.info.can_tree:
-                self.cache.length += len(chunk)
-        return reused
+        if not self.resumes:
+            # Such layers begin several tokens from an empty state: go on one by one, or read all
+            # again at once where that takes less.
+            if 1 + len(wanted) / PARALLEL < len(wanted) - len(self.cached):
+                self.reset()
+            size = 1 if self.cached else max(1, len(wanted))
+        self.regime, reused = regime, len(self.cached)
+        try:
+            with stopping(self.model, cancelled), self.rotary.reading(length):
+                for start in range(reused, len(wanted), size):
+                    if cancelled():
+                        break
+                    self.read(wanted[start : start + size])
+        except Stopped:
+            pass  # as the answer says
+        limit = self.rotary.switch(length) if self.restarts else None
+        return Filled(reused, len(self.cached) == len(wanted), limit and limit - self.offset)
+
+    def read(self, chunk: Sequence[int]) -> None:
+        """Run decided tokens and keep them."""
+        self.dirty = True
+        self.forward(chunk, range(len(chunk)), logits=1)
+        self.cached += chunk
+        if self.info.can_tree:
+            self.cache.length += len(chunk)
+        self.dirty = False
+
+    def keep(self, length: int) -> None:
+        """Shorten the cache to so many decided tokens, or empty it where it cannot roll back."""
+        if not self.info.can_tree and (self.dirty or length < len(self.cached)):
+            self.reset()
+        del self.cached[length:]
+        if self.info.can_tree:
+            self.cache.length = length
+        self.tree, self.dirty = None, False
+
+    def room(self, length: int) -> int | None:
+        switch = self.rotary.switch(self.offset + length)
+        return None if switch is None else switch - self.offset - length
 
     @torch.inference_mode()
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
-        self.tree = tree
+        self.tree, self.dirty = tree, True
+        start = len(self.cached) + 1
+        regime = self.rotary.regime(self.offset + start + max(tree.depths))
+        if regime != self.regime:
+            self.regime = MIXED if self.cached else regime
         logits = self.forward(tree.tokens, tree.depths, visible=ancestors(tree.parents))
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # else the wait would count as sampling
-        start = len(self.cached) + 1
 
         def read(row: int) -> Floats:
             # A view where the model computes on the host in float32.
@@ -191,7 +257,7 @@ class TransformersBackend:
         if self.info.can_tree:
             self.cache.keep((0, *rows))
         self.cached += [self.tree.tokens[row] for row in (0, *rows)]
-        self.tree = None
+        self.tree, self.dirty = None, False
 
     def forward(
         self,
@@ -208,7 +274,7 @@ class TransformersBackend:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
         if self.info.can_tree:
             start = self.cache.length
-            positions = torch.tensor([depths], device=self.model.device) + start
+            positions = torch.tensor([depths], device=self.model.device) + start + self.offset
             inputs["position_ids"] = positions
             if visible is not None:
                 inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
@@ -222,23 +288,57 @@ class TransformersBackend:
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """The additive mask, shape (1, 1, rows, start + rows), per kind of attention layer.
 
-        A sliding-attention layer also hides cached positions out of its window.
+        A layer of sliding attention also hides what is out of its window, one of chunked attention
+        what is in another chunk.
         """
         dtype, device = self.model.dtype, self.model.device
         hidden = torch.finfo(dtype).min
         full = torch.zeros((1, 1, len(visible), start + len(visible)), dtype=dtype)
         full[0, 0, :, start:].masked_fill_(torch.from_numpy(~visible), hidden)
-        masks = {"full_attention": full.to(device)}
-        if "sliding_attention" in self.layer_kinds:
-            sliding, window = full, int(self.window or 0)
-            if start + int(depths.max()) >= window:
-                positions = np.concatenate([np.arange(start), start + depths])
-                far = positions[None, :] <= (start + depths)[:, None] - window
-                sliding = full.masked_fill(torch.from_numpy(far), hidden)
-            masks["sliding_attention"] = sliding.to(device)
-        if len(self.layer_kinds) == 1:
-            return masks[self.layer_kinds[0]]
-        return {kind: masks[kind] for kind in self.layer_kinds}
+        masks = {}
+        for kind in self.layer_kinds:
+            far = self.far(kind, start, start + depths)
+            mask = full if far is None else full.masked_fill(torch.from_numpy(far), hidden)
+            masks[kind] = mask.to(device)
+        return masks if len(masks) > 1 else masks[self.layer_kinds[0]]
+
+    def far(self, kind: str, start: int, positions: NDArray[np.int_]) -> NDArray[np.bool_] | None:
+        """What rows at some positions do not see for the kind of their layer, None for nothing;
+        shape (rows, start + rows)."""
+        reach = {"sliding_attention": self.window, "chunked_attention": self.chunk}.get(kind)
+        if not reach or int(positions.max()) < reach:
+            return None
+        rows, columns = positions[:, None], np.concatenate([np.arange(start), positions])[None, :]
+        far: NDArray[np.bool_] = (
+            columns <= rows - reach
+            if kind == "sliding_attention"
+            else columns // reach != rows // reach
+        )
+        return far
+
+
+def usual_kind(window: int | None, chunk: int | None) -> str:
+    """The kind of all layers of a model that does not list them."""
+    if window:
+        return "sliding_attention"
+    return "chunked_attention" if chunk else "full_attention"
+
+
+def starts_again(model: Any, switch: int) -> bool:
+    """Whether the library's own decoding drops its cache when a text outgrows `switch`.
+
+    Some models do, for the rotary factors of the cached keys. Asked of the library with a cache
+    that says to hold so many tokens.
+    """
+    cache, tokens = TreeCache(1, 0), torch.zeros((1, switch + 1), dtype=torch.long)
+    cache.length = switch
+    inputs = model.prepare_inputs_for_generation(
+        tokens,
+        past_key_values=cache,
+        attention_mask=torch.ones_like(tokens),
+        next_sequence_length=1,
+    )
+    return bool(inputs["input_ids"].shape[1] > 1)
 
 
 def vocabulary_of(tokenizer: Any) -> list[str]:

@@ -1,10 +1,11 @@
 """A target, the draft models that are loaded for it, and what was measured of them together."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from engine.backends.base import Backend
 from engine.costs import CostCurve
+from engine.decode import never
 from engine.drafters.base import Drafter
 from engine.errors import ModelError, SettingError
 from engine.hsd.planner import DATABASES, Plan, Recursion, best, resolve
@@ -65,10 +66,18 @@ class Family:
             self.plans[key] = resolve(profile, spec, rule) if spec else best(profile, rule, allowed)
         return self.plans[key]
 
-    def stack(self, plan: Plan, sampling: Sampling, rule: Rule, below: Drafter | None) -> Stack:
+    def stack(
+        self,
+        plan: Plan,
+        sampling: Sampling,
+        rule: Rule,
+        below: Drafter | None,
+        cancelled: Callable[[], bool] = never,
+    ) -> Stack:
         """The drafter of a plan with at least one rung; `below` drafts for the smallest model.
 
-        Raises SettingError for a model that is not loaded.
+        `cancelled` is that of the run it is for. Raises SettingError for a model that is not
+        loaded.
         """
         profile, drafter = self.profiled(), below
         for number, rung in enumerate(plan.rungs, start=1):
@@ -88,6 +97,7 @@ class Family:
                 self.vocabulary,
                 drafter,
                 CostCurve(costs),
+                cancelled,
             )
         recursion = Recursion(profile, rule)
         emits, _ = recursion.round(plan, len(profile.models) - 1)

@@ -7,10 +7,11 @@ level hands up is just what its model alone would have said, and the level above
 it came about: the recursion produce(i) of HSD (arXiv 2510.19705).
 
 Invariant: a level's cache holds `cached`, which may differ from the decided tokens in its end only.
-It is rolled back when the level is next asked, and what it lacks goes into the same forward.
+It is rolled back when the level is next asked, and what it lacks goes into the same forward. Where
+reading was cancelled it is not `held`, and the level reads again before it drafts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 from engine.backends.base import Backend, common_prefix
@@ -32,7 +33,7 @@ class Level:
 
     `sampling` is its own sampler; with the rule "match" drafts are accepted more often the more it
     resembles the target's. Tokens from `vocabulary` on are not known to all models. `costs` bounds
-    what databases below it draft.
+    what databases below it draft. `cancelled` is the run's: it ends reading as well.
     """
 
     def __init__(
@@ -45,16 +46,21 @@ class Level:
         vocabulary: int,
         below: Drafter | None = None,
         costs: CostCurve | None = None,
+        cancelled: Callable[[], bool] = never,
     ) -> None:
         self.name, self.source = name, DRAFT + name
         self.backend, self.batch, self.sampling, self.rule = backend, batch, sampling, rule
         self.vocabulary, self.below, self.costs = vocabulary, below, costs
+        self.cancelled = cancelled
         self.cached: list[int] = []
+        self.held = False
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Add a chain of this model's own tokens: a batch, or what there is room for."""
         context_left = self.backend.info.context_length - len(tokens) - 1
-        room = max(0, min(budget.depth, budget.nodes - len(tree), context_left))
+        own = self.backend.room(len(tokens))
+        room = min(budget.depth, budget.nodes - len(tree), context_left)
+        room = max(0, room if own is None else min(room, own))
         if not self.reads(tokens):
             room = 0
         chain, context, work = Tree(tokens[-1]), list(tokens), {self.source: Work(0.0)}
@@ -71,8 +77,11 @@ class Level:
         True when nothing can follow: the end of the answer, or a token that others do not know.
         """
         clock = perf_counter()
+        rooted = self.rooted(context)
+        if rooted is None:
+            return True
+        tree, start = rooted
         drafts, below = self.drafted(context, room)
-        tree, start = self.rooted(context)
         tree.attach(start, drafts.within(self.backend.info.leaves))
         scores = self.backend.score(tree, self.sampling)
         walk = self.rule.walk(tree, scores, start)
@@ -117,18 +126,27 @@ class Level:
                 return True
         return False
 
-    def rooted(self, context: Sequence[int]) -> tuple[Tree, int]:
-        """A tree of the tokens that the cache lacks, and the row of the last one of `context`."""
+    def rooted(self, context: Sequence[int]) -> tuple[Tree, int] | None:
+        """A tree of the tokens that the cache lacks, and the row of the last one of `context`.
+
+        None when reading them was cancelled.
+        """
         known = common_prefix(self.cached, context[:-1])
-        if len(context) - known > LAG:
-            self.backend.prefill(context, never)
-            return Tree(context[-1]), 0
-        if known < len(self.cached):
-            self.backend.prefill(context[: known + 1], never)
-        tree = Tree(context[known])
-        for row, token in enumerate(context[known + 1 :]):
+        lacks = not self.held or len(context) - known > LAG
+        read = context if lacks else context[: known + 1]
+        if (lacks or known < len(self.cached)) and not self.read(read):
+            return None
+        tree = Tree(read[-1])
+        for row, token in enumerate(context[len(read) :]):
             tree.add(row, token, "")
         return tree, len(tree)
+
+    def read(self, tokens: Sequence[int]) -> bool:
+        """Have the cache hold all of `tokens` but the last; whether it does."""
+        self.held = self.backend.prefill(tokens, self.cancelled).complete
+        if self.held:
+            self.cached = list(tokens[:-1])
+        return self.held
 
     def reads(self, tokens: Sequence[int]) -> bool:
         """Whether the tokens fit this model's context, and are all in its vocabulary."""
@@ -140,8 +158,7 @@ class Level:
         """Read a prompt; what is decided later is read with the next draft."""
         if new == len(tokens):
             if self.reads(tokens):
-                self.backend.prefill(tokens, never)
-                self.cached = list(tokens[:-1])
+                self.read(tokens)
             if self.below is not None:
                 self.below.observe(tokens, new, likely)
 
