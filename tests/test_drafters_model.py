@@ -98,9 +98,7 @@ Told = dict[tuple[int, ...], list[tuple[float, float, dict[int, float]]]]
 
 def told(tier: ModelTier, keys: Iterable[tuple[int, ...]]) -> Told:
     """What a tier says of these keys."""
-    return {
-        key: [(f.total, f.distinct, dict(f.counts)) for f in tier.matches(key)] for key in keys
-    }
+    return {key: [(f.total, f.distinct, dict(f.counts)) for f in tier.matches(key)] for key in keys}
 
 
 def test_an_answer_that_was_pruned_meanwhile_takes_nothing_of_others_away() -> None:

@@ -330,6 +330,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**WIDE, "sliding_window": 8, "max_position_embeddings": 256,
          "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "llama4-chunks": (
+        "Llama4TextConfig",
+        {**WIDE, "num_hidden_layers": 4, "intermediate_size_mlp": 64, "attention_chunk_size": 8,
+         "num_local_experts": 2, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+         "max_position_embeddings": 256},
+    ),
     "phi3": ("Phi3Config", {**SMALL, "intermediate_size": 64, "max_position_embeddings": 256}),
     "gpt-neox": (
         "GPTNeoXConfig", {**SMALL, "intermediate_size": 64, "max_position_embeddings": 256},
@@ -342,6 +348,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "MambaConfig",
         {"vocab_size": 160, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
     ),
+    "mamba2": (
+        "Mamba2Config",
+        {"vocab_size": 160, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8,
+         "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16},
+    ),
     "qwen3-next-hybrid": (
         "Qwen3NextConfig",
         {**WIDE, "max_position_embeddings": 256, "num_experts": 4, "num_experts_per_tok": 2,
@@ -352,7 +363,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-RECURRENT = ("mamba", "qwen3-next-hybrid")
+RECURRENT = ("mamba", "mamba2", "qwen3-next-hybrid")
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -444,7 +455,8 @@ def test_a_window_smaller_than_the_text_is_respected(kind: str, tmp_path: Path) 
     """Trees that begin inside, at the edge of, and beyond the window."""
     backend = load(save_model(kind, tmp_path))
     assert backend.window == 8
-    for size in (1, 4, 6, 7, 8, 9, 20, 40):
+    assert max(tree_of(0).depths) == 4, "behind 5 tokens, the cache holds 4: it ends on the edge"
+    for size in (1, 4, 5, 6, 7, 8, 9, 20, 40):
         other, prompt = fresh(backend), prompt_of(size, 160)
         other.prefill(prompt, never)
         tree = tree_of(prompt[-1])

@@ -1,7 +1,9 @@
 """Whether a loaded model computes trees as it computes plain text: measured, not assumed.
 
 A model that gets branches wrong may still verify chains; one that gets those wrong decodes plainly.
-One that even plain decoding with its cache gets wrong is refused.
+One that even plain decoding with its cache gets wrong is refused. A few tokens show most faults.
+Those of layers that see no more than so many tokens need as many: they are tried where that takes
+little time.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +25,15 @@ TAKEN = 3, 5
 """Two branches that share a first node, another beside them; and the rows that are accepted."""
 CHAIN = ((3,), (3, 5), (3, 5, 9))
 KEPT = 1, 2
+FEW = 7
+"""Tokens before the checked tree."""
+LITTLE = {"cpu": 1e10}
+ACCELERATED = 1e12
+"""The most parameters times tokens that are worth a longer check, on the processor and elsewhere:
+it reads them about ten times."""
+PARTS = 4, 70
+"""Tokens up to which a text is read at first, and then: the second part is longer than what layers
+that keep a state compute in one piece."""
 
 
 class Checkable(Backend, Protocol):
@@ -34,20 +45,38 @@ class Checkable(Backend, Protocol):
         """Empty the cache."""
 
 
+class Resuming(Checkable, Protocol):
+    """One whose layers may keep a state; `resumes` says whether they go on from it with several
+    tokens at a time."""
+
+    resumes: bool
+
+
 def check(
-    backend: Checkable, alone: Callable[[Sequence[int]], Floats], allowed: float
+    backend: Checkable,
+    alone: Callable[[Sequence[int]], Floats],
+    allowed: float,
+    reach: int = 0,
 ) -> BackendInfo:
     """What the model can do, with the reason where it decodes plainly; leaves its cache empty.
 
     `alone(tokens)` are the logits after some tokens by other means, shape (vocabulary,); `allowed`
-    is the largest difference that rounding explains. Raises ModelError.
+    is the largest difference that rounding explains. `reach` is how many tokens those of its layers
+    see that do not see all, 0 where there are none. Raises ModelError.
     """
-    info = backend.info
+    info, sizes = backend.info, [FEW]
+    if reach - 1 > FEW and worth(info, reach):
+        # The tree lies across what its layers still see.
+        sizes.append(reach - 1)
+
+    def gap(paths: Sequence[tuple[int, ...]], taken: Sequence[int]) -> float:
+        return float(np.max([tree_gap(backend, alone, paths, taken, size) for size in sizes]))
+
     if info.can_tree:
-        trees = problem_of(lambda: tree_gap(backend, alone, TREE, TAKEN), allowed, backend)
+        trees = problem_of(lambda: gap(TREE, TAKEN), allowed, backend)
         if not trees:
             return info
-        if not problem_of(lambda: tree_gap(backend, alone, CHAIN, KEPT), allowed, backend):
+        if not problem_of(lambda: gap(CHAIN, KEPT), allowed, backend):
             note = f"{info.name} verifies chains, not trees: its tree forward {trees}."
             return replace(info, leaves=1, note=note)
         info = replace(
@@ -62,6 +91,26 @@ def check(
             "Choose a model of another architecture; download this one again if it is damaged."
         )
     return info
+
+
+def worth(info: BackendInfo, tokens: int) -> bool:
+    """Whether reading so many tokens is possible and takes little time."""
+    little = LITTLE.get(info.device, ACCELERATED)
+    return tokens + len(TREE) < info.context_length and info.parameters * tokens <= little
+
+
+def resumes(backend: Resuming, alone: Callable[[Sequence[int]], Floats], allowed: float) -> bool:
+    """Whether several tokens at a time go on from a state as one at a time does.
+
+    Some layers begin them from an empty one. Where the weights are small that makes a small
+    difference, so it is compared with the one that rounding makes without it.
+    """
+    backend.resumes = False
+    rounding = plain_gap(backend, alone)
+    backend.reset()
+    backend.resumes = True
+    allowed = max(4 * rounding, allowed / 100)
+    return not problem_of(lambda: plain_gap(backend, alone, *PARTS), allowed, backend)
 
 
 def problem_of(gap: Callable[[], float], allowed: float, backend: Checkable) -> str:
@@ -85,15 +134,21 @@ def difference(one: Floats, other: Floats) -> float:
         return float(np.where(one == other, 0.0, abs(one - other)).max())
 
 
-def plain_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:
-    """The largest logit difference after a prefill in two parts and one decoded token."""
+def plain_gap(
+    backend: Checkable,
+    alone: Callable[[Sequence[int]], Floats],
+    first: int = 5,
+    second: int = 8,
+) -> float:
+    """The largest logit difference after a prefill up to one length and then up to another, and
+    one decoded token."""
     size = backend.info.vocabulary_size
-    prompt = [7 * i % size for i in range(1, 10)]
-    backend.prefill(prompt[:5], never)
-    backend.prefill(prompt[:8], never)
-    backend.score(Tree(prompt[7]), Sampling())
+    prompt = [7 * i % size for i in range(1, second + 2)]
+    backend.prefill(prompt[:first], never)
+    backend.prefill(prompt[:second], never)
+    backend.score(Tree(prompt[-2]), Sampling())
     backend.accept([])
-    found = backend.score(Tree(prompt[8]), Sampling()).row(0).copy()
+    found = backend.score(Tree(prompt[-1]), Sampling()).row(0).copy()
     return difference(found, alone(prompt))
 
 
@@ -102,10 +157,12 @@ def tree_gap(
     alone: Callable[[Sequence[int]], Floats],
     paths: Sequence[tuple[int, ...]],
     taken: Sequence[int],
+    before: int = FEW,
 ) -> float:
-    """The largest logit difference between a tree forward and the same rows run as chains."""
+    """The largest logit difference between a tree forward behind `before` tokens, its root counted,
+    and the same rows run as chains."""
     size = backend.info.vocabulary_size
-    prompt = [7 * i % size for i in range(1, 8)]
+    prompt = [7 * i % size for i in range(1, before + 1)]
     tree = Tree(prompt[-1])
     for path in paths:
         graft(tree, [token % size for token in path], "check", 0, len(paths))

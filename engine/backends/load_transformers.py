@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from engine.backends.base import BackendInfo, digest, fingerprint
 from engine.backends.chat_template import FILLER
-from engine.backends.check import check
+from engine.backends.check import FEW, TREE, check, resumes
 from engine.backends.hub import check_reachable
 from engine.backends.sources import looks_like_path
 from engine.backends.transformers import TransformersBackend, is_recurrent, vocabulary_of
@@ -87,8 +87,28 @@ def load_transformers(
     backend = TransformersBackend(
         model, tokenizer, describe(source, model, tokenizer, context_length)
     )
-    backend.info = check(backend, partial(alone, backend), TOLERANCE[model.dtype])
+    examine(backend, TOLERANCE[model.dtype])
     return backend
+
+
+def examine(backend: TransformersBackend, allowed: float) -> None:
+    """Check what the model can do; `allowed` as for `check`. Raises ModelError.
+
+    Where the rotary factors change with the length, on both sides of that, too: the tokens are few,
+    their positions are set.
+    """
+    reference = partial(alone, backend)
+    reach = backend.window or backend.chunk or 0
+    backend.info = check(backend, reference, allowed, reach)
+    for switch in backend.rotary.switches:
+        inside, beyond = switch - FEW - max(map(len, TREE)), switch + 1 - FEW
+        for offset in (inside, beyond):
+            if backend.info.can_tree and 0 <= offset < backend.info.context_length - 2 * FEW:
+                backend.offset = offset
+                backend.info = check(backend, reference, allowed)
+    backend.offset = 0
+    if backend.recurrent:
+        backend.resumes = resumes(backend, reference, allowed)
 
 
 def pick_device(device: str) -> torch.device:
@@ -115,10 +135,12 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> BackendInfo:
     """What the program needs to know of a loaded model; whether it can verify trees is a guess."""
     config = model.config.get_text_config()
-    note = ""
-    if is_recurrent(config):
-        note = f"{config.model_type} models keep a state that cannot be rolled back"
     own = getattr(config, "max_position_embeddings", None) or context_length
+    context = min(int(own), context_length)
+    kind, plainly, chains = config.model_type, is_recurrent(config), counts_rows(config, context)
+    note = f"{kind} models take rows for positions, so chains are verified, not trees."
+    if plainly:
+        note = f"{kind} models keep a state that cannot be rolled back, so it decodes plainly."
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return BackendInfo(
         name=Path(source).resolve().name if looks_like_path(source) else source,
@@ -128,16 +150,28 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         vocabulary_size=config.vocab_size,
         eos_ids=eos_ids(model, tokenizer),
         sampling=recommended(model),
-        context_length=min(int(own), context_length),
-        can_tree=not note,
+        context_length=context,
+        can_tree=not plainly,
+        leaves=1 if chains else None,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads() if str(model.device) == "cpu" else 0,
         tokenizer_type=tokenizer_type(tokenizer),
         parameters=sum(p.numel() for p in model.parameters()),
         memory_bytes=weights,
-        note=note and f"{note}, so it decodes plainly.",
+        note=note if plainly or chains else "",
     )
+
+
+def counts_rows(config: Any, context_length: int) -> bool:
+    """Whether some layer takes the number of a row in a forward for its position, where it matters.
+
+    Those of Llama 4 without rotary embeddings do, to scale attention by how many times
+    `floor_scale` fits a text. In a chain both numbers are one; in a tree they are not.
+    """
+    scaled = getattr(config, "attn_temperature_tuning", False)
+    layers = getattr(config, "no_rope_layers", None) or [1]
+    return bool(scaled) and not all(layers) and config.floor_scale <= context_length
 
 
 def tokenizer_type(tokenizer: Any) -> str:
@@ -195,7 +229,11 @@ def one_line(error: Exception) -> str:
 
 def alone(backend: TransformersBackend, tokens: Sequence[int]) -> Floats:
     """The logits after `tokens` by the library alone, without a cache; shape (vocabulary,)."""
+    inputs = {"input_ids": torch.tensor([list(tokens)], device=backend.model.device)}
+    if backend.offset:
+        inputs["position_ids"] = torch.arange(len(tokens), device=backend.model.device)[None]
+        inputs["position_ids"] += backend.offset
     with torch.inference_mode():
-        ids = torch.tensor([list(tokens)], device=backend.model.device)
-        logits: Floats = backend.model(ids, use_cache=False).logits[0, -1].float().cpu().numpy()
+        output = backend.model(**inputs, use_cache=False)
+    logits: Floats = output.logits[0, -1].float().cpu().numpy()
     return logits

@@ -272,11 +272,11 @@ class TransformersBackend:
         of shape (rows, vocabulary), of the last `logits` rows when that is not 0.
         """
         inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
-        if self.info.can_tree:
-            start = self.cache.length
+        start = len(self.cached)
+        if self.info.can_tree or self.offset:
             positions = torch.tensor([depths], device=self.model.device) + start + self.offset
             inputs["position_ids"] = positions
-            if visible is not None:
+            if self.info.can_tree and visible is not None:
                 inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
         inputs[self.cache_name] = self.cache
         output = self.model(**inputs, use_cache=True, logits_to_keep=logits)
