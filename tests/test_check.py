@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.backends.base import Filled, common_prefix
-from engine.backends.check import check, difference
+from engine.backends.check import check, difference, resumes
 from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError
@@ -217,3 +217,93 @@ def test_a_tiny_vocabulary_has_all_the_tokens_it_needs() -> None:
     made = Made(sound)
     made.info = replace(made.info, vocabulary_size=7)
     assert checked(made).note == ""
+
+
+# Texts that are longer than what layers see, and states.
+
+
+def windowed(window: int) -> Callable[[list[int], Tree, int], list[int]]:
+    """A tree whose rows see all of the text, where only so many tokens should be seen."""
+
+    def seen(cache: list[int], tree: Tree, row: int) -> list[int]:
+        text = sound(cache, tree, row)
+        return text if len(tree) else text[-window:]
+
+    return seen
+
+
+@pytest.mark.parametrize(("reach", "noticed"), [(0, False), (30, True), (8, False)])
+def test_trees_are_tried_across_what_layers_see(reach: int, noticed: bool) -> None:
+    made = Made(windowed(30))
+
+    def true(tokens: Sequence[int]) -> Floats:
+        return true_logits(tokens[-30:])
+
+    info = check(made, true, 1e-3, reach)
+    assert info.can_tree is not noticed and made.cache == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "device", "context", "longer"),
+    [
+        (10**6, "cpu", 4096, True),
+        (10**9, "cpu", 4096, False),
+        (10**9, "cuda:0", 4096, True),
+        (10**12, "cuda:0", 4096, False),
+        (10**6, "cpu", 40, False),
+    ],
+)
+def test_a_longer_check_is_made_where_it_takes_little(
+    parameters: int, device: str, context: int, longer: bool
+) -> None:
+    made, sizes = Made(sound), set[int]()
+    made.info = replace(made.info, parameters=parameters, device=device, context_length=context)
+
+    def true(tokens: Sequence[int]) -> Floats:
+        sizes.add(len(tokens))
+        return true_logits(tokens)
+
+    check(made, true, 1e-3, 50)
+    assert max(sizes) == (52 if longer else 10)
+
+
+class Stateful(Made):
+    """A model that keeps a state. With several tokens at a time it goes on from `share` of it."""
+
+    resumes = False
+
+    def __init__(self, share: float, error: float = 0.0) -> None:
+        super().__init__(sound, error)
+        self.share, self.lost = share, 0.0
+        self.info = replace(self.info, can_tree=False, note="made decodes plainly.")
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        filled = super().prefill(tokens, cancelled)
+        several = len(tokens) - 1 - filled.reused > 1
+        self.lost = (1 - self.share) if filled.reused and several and self.resumes else 0.0
+        return filled
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        if self.share < 0 and self.resumes:
+            raise ValueError("several tokens need an empty cache")
+        scores = super().score(tree, sampling)
+        lost = np.float32(self.lost)
+        return LogitScores(lambda row: scores.row(row) + lost, [0] * 9, sampling)
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "wanted"),
+    [
+        (1.0, 0.0, True),
+        (0.0, 0.0, False),
+        (-1.0, 0.0, False),
+        # A difference that rounding would be allowed elsewhere, and that is not rounding.
+        (1 - 5e-4, 1e-6, False),
+        (1.0, 5e-4, True),
+    ],
+)
+def test_whether_a_state_is_gone_on_from_with_several_tokens(
+    share: float, error: float, wanted: bool
+) -> None:
+    made = Stateful(share, error)
+    assert resumes(made, true_logits, 1e-3) is wanted and made.cache == []

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from engine.backends.base import Backend, Filled
 from engine.backends.scores import LogitScores
 from engine.backends.toy import (
+    CHUNK,
     END,
     VOCABULARY,
     ToyBackend,
@@ -19,6 +21,7 @@ from engine.backends.toy import (
 from engine.budget import Budget
 from engine.costs import LARGEST, CostCurve
 from engine.drafters.base import Drafter, Likely
+from engine.hsd.family import Family
 from engine.hsd.stack import LAG, RETRY, Level, Stack
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Sampling
@@ -34,6 +37,7 @@ from tests.test_lossless import (
     assert_lossless,
     events_of,
     generation,
+    made_up,
     plain_toy,
     tokens_of,
 )
@@ -267,6 +271,58 @@ def test_a_level_reads_the_prompt_at_once_and_what_follows_later() -> None:
     level.observe([*PROMPT, 5, 6], 2, None)
     level.finish([*PROMPT, 5, 6], 2)
     assert model.cache == list(PROMPT[:-1]) and model.forwards == 0
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stop_ends_the_reading_of_draft_models(rule: Rule, read: int) -> None:
+    """Each stops within one of its forwards, drafts nothing, and reads on when asked again."""
+    prompt = [97 + at % 26 for at in range(6 * CHUNK)]
+    for names in STACKS:
+        models, left = toy_models(names), iter([False] * read)
+        profile = made_up([*DEVIATIONS, "toy"])
+        family = Family(ToyBackend(), models, profile)
+        plan = "/".join(f"{name}@3" for name in names)
+        chosen = family.plan(plan, rule)
+        stack = family.stack(chosen, Sampling(), rule, None, partial(next, left, True))
+        stack.observe(prompt, len(prompt), None)
+        held = [len(model.cache) for model in models.values()]
+        assert sum(held) == read * CHUNK < len(prompt)
+        tree, _ = grown(stack.top, prompt)
+        assert not len(tree) and not any(model.forwards for model in models.values())
+        again = family.stack(chosen, Sampling(), rule, None)
+        again.observe(prompt, len(prompt), None)
+        fresh = Family(ToyBackend(), toy_models(names), profile).stack(
+            chosen, Sampling(), rule, None
+        )
+        fresh.observe(prompt, len(prompt), None)
+        paths = [grown(each.top, prompt)[0] for each in (again, fresh)]
+        assert paths[0].tokens == paths[1].tokens and len(paths[0]) >= 3
+
+
+def test_a_level_whose_reading_was_stopped_reads_again_before_it_drafts() -> None:
+    """Whatever its flag says by then: what its cache holds is not what it was told of."""
+    model, asked = Strict(), iter([False, True])
+    level = Level(
+        "small", model, 3, Sampling(0.0), Match(), VOCABULARY, cancelled=lambda: next(asked, False)
+    )
+    prompt = [97 + at % 26 for at in range(3 * CHUNK)]
+    level.observe(prompt, len(prompt), None)
+    assert len(model.cache) == CHUNK
+    tree, _ = grown(level, prompt)
+    alone = stacked({"small": Strict()}, [3], Sampling(0.0))[-1]
+    assert tree.tokens == grown(alone, prompt)[0].tokens and model.cache == level.cached
+
+
+def test_a_level_stays_within_the_room_of_its_model() -> None:
+    class Narrow(Strict):
+        def room(self, length: int) -> int | None:
+            return 30 - length
+
+    for length in (20, 28, 29, 30):
+        level = stacked({"small": Narrow()}, [3], Sampling(0.0))[-1]
+        tree, _ = grown(level, [*PROMPT, *PROMPT][:length])
+        assert len(tree) == min(3, 30 - length)
 
 
 def test_the_drafter_below_reads_the_prompt_and_hears_what_was_said_after_it() -> None:

@@ -293,6 +293,22 @@ def test_within_one_leaf_a_tree_is_the_chain_that_came_first(paths: list[Path]) 
     assert not tree.children[row]
 
 
+@settings(deadline=None, derandomize=True)
+@given(PATHS, st.integers(0, 5), st.sampled_from([None, 1, 3]))
+def test_within_its_levels_a_tree_keeps_what_is_not_deeper(
+    paths: list[Path], levels: int, leaves: int | None
+) -> None:
+    tree = tree_of(*paths)
+    before = paths_of(tree)
+    kept = tree.within(leaves, levels)
+    assert_valid(kept)
+    assert (kept is tree) == (
+        max(tree.depths) <= levels and (leaves is None or leaves_of(tree) <= leaves)
+    )
+    flat = tree_of(*[path for path in before if 0 < len(path) <= levels])
+    assert paths_of(kept) == paths_of(flat.within(leaves)) and paths_of(tree) == before
+
+
 def test_a_narrow_tree_grows_on_like_any_other() -> None:
     kept = tree_of((1,), (2,), (1, 3), (2, 4), (1, 5), (6,)).within(2)
     assert paths_of(kept) == [(), (1,), (2,), (1, 3), (2, 4)]

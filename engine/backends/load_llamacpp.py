@@ -44,6 +44,8 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     found = probed(source, runtime)
     FILLER.prepare("llama_cpp")
     slow = fast_path.problem(found.types)
+    import llama_cpp
+
     from engine.backends.check import check
     from engine.backends.gguf import Unusable, exact, opened
     from engine.backends.llamacpp import LlamaCppBackend, Vocabulary, alone
@@ -58,7 +60,8 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     info = describe(path, model, context, vocabulary, runtime)
     backend = LlamaCppBackend(model, context, vocabulary, template, info, runtime.batch_size)
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
-    backend.info = check(backend, partial(alone, backend), allowed)
+    reach = llama_cpp.llama_model_n_swa(model)
+    backend.info = check(backend, partial(alone, backend), allowed, reach)
     if slow:
         slow = (
             f"llama.cpp's fast path {slow} on this machine: {info.name} runs without it and reads "
