@@ -204,6 +204,20 @@ def window_gguf(source: Path, path: Path, window: int) -> Path:
     return rewritten(source, path, values, arrays, "gemma3")
 
 
+def longrope_gguf(path: Path, short: float, long: float, original: int = 64) -> Path:
+    """A tiny model whose rotary factors are others for texts of more than `original` tokens."""
+    source = tiny_gguf(path.with_suffix(".source.gguf"))
+    values = {
+        "llama.rope.scaling.type": "longrope",
+        "llama.rope.scaling.original_context_length": original,
+    }
+    arrays = {
+        f"rope_factors_{name}.weight": np.linspace(1, factor, 8, dtype=np.float32)
+        for name, factor in (("short", short), ("long", long))
+    }
+    return rewritten(source, path, values, arrays)
+
+
 def turning_gguf(source: Path, path: Path) -> Path:
     """A model whose positions have several parts, from the embedded smallest one."""
     arrays = {

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.backends.base import Filled
 from engine.chat import Chat
 from engine.decode import never
 from engine.errors import ModelError, PromptError
@@ -24,6 +25,7 @@ from engine.tree import Tree, graft
 from engine.types import Message, Prefill, Step
 from tests.gguf_files import (
     byte_tokens,
+    longrope_gguf,
     mamba_gguf,
     opened_gguf,
     tiny_gguf,
@@ -901,6 +903,47 @@ def test_a_window_smaller_than_the_text_is_respected(
     near = [(far[0] + 1) % 6144, *far[1:]]
     reach = gap(after(fresh, far), after(fresh, near))
     assert (reach < CLOSE) == (window == 8), "a layer of 8 does not see so far back"
+
+
+def test_a_tree_across_the_window_is_checked_at_load(
+    gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.backends import check
+
+    sizes, tree_gap = list[int](), check.tree_gap
+
+    def noted(*given: Any) -> float:
+        sizes.append(given[4])
+        return tree_gap(*given)
+
+    monkeypatch.setattr(check, "tree_gap", noted)
+    path = window_gguf(gguf_files["small-F32"], tmp_path / "window.gguf", 64)
+    assert opened_gguf(path).info.note == "" and sizes == [7, 63]
+
+
+def test_rotary_factors_are_chosen_once_for_all_lengths(tmp_path: Path) -> None:
+    """By the room of the context: where it is longer than the original one, the long ones are
+    those of short texts, too. So nothing changes at the switch."""
+    texts = [prompt_of(size, 250) for size in (10, 60, 64, 65, 100)]
+    made = {
+        factors: opened_gguf(longrope_gguf(tmp_path / f"{number}.gguf", *factors))
+        for number, factors in enumerate([(1.0, 9.0), (9.0, 9.0), (1.0, 1.0)])
+    }
+    both, long, short = made.values()
+    for text in texts:
+        wanted = after(long, text)
+        assert gap(after(both, text), wanted) < CLOSE < 0.1 < gap(after(short, text), wanted)
+    text = [*texts[-1][:30], *reversed(prompt_of(31, 250))]
+    both.reset()
+    both.prefill(texts[-1], never)
+    assert both.prefill(text, never) == Filled(30, True)
+    tree = tree_of(text[-1])
+    scores = both.score(tree, GREEDY)
+    rows = [scores.row(row).copy() for row in range(len(tree) + 1)]
+    both.accept([])
+    for row, found in enumerate(rows):
+        assert gap(found, after(both, [*text, *tree.path(row)])) < CLOSE
+    assert both.room(64) is None
 
 
 def test_a_long_text_behind_a_window_can_be_gone_back_in(
