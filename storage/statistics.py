@@ -4,10 +4,15 @@ One SQLite file per tokenizer, read-only while decoding. A key is packed into th
 key, the frequent next tokens into one blob, so a look-up is one descent of one B-tree. The file is
 made in one piece (storage/statistics_build.py) and never changed afterwards. The invariant: with a
 key, all its suffixes are stored, so who asks with ever longer keys may stop at the first unknown.
+
+A file may come from anywhere. It is used only if it holds the two tables and nothing else, as any
+view, trigger or virtual table would run what its maker wrote. An entry that no builder writes is
+like a missing one. So a poisoned file can draft in vain, but never hang, crash or change an answer.
 """
 
 import sqlite3
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +33,17 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE grams (key INTEGER PRIMARY KEY, followers BLOB NOT NULL);
 """
 SUFFIX = ".statistics.db"
+OBJECTS: set[tuple[str, str, str | None]] = {
+    *(("table", line.split()[2], line) for line in SCHEMA.replace(";", "").splitlines()),
+    ("index", "sqlite_autoindex_meta_1", None),
+}
+"""All that a file of this format holds, as SQLite describes it."""
+OPEN_SECONDS = 5.0
+LONGEST = 10_000
+"""The most bytes of a value in the file; SQLite refuses to read a longer one."""
+LARGEST_NUMBER = 1 << 48
+ROUNDED = 1.05
+"""By how much what a byte stands for may exceed the number that it was made from."""
 CACHED = 1 << 16
 """Decoded keys that are kept in memory, about 1 KB each."""
 
@@ -68,8 +84,13 @@ def unpack(blob: bytes, entry: struct.Struct) -> Followers:
         if not HEAD < len(blob) <= HEAD + FOLLOWERS * entry.size:
             raise ValueError("it has another size")
         total = COUNTS[blob[0]]
-        counts = {token: total * SHARES[step] for step, token in entry.iter_unpack(blob[HEAD:])}
-        return Followers(total, COUNTS[blob[1]], counts)
+        shares = {token: SHARES[step] for step, token in entry.iter_unpack(blob[HEAD:])}
+        if sum(shares.values()) > ROUNDED or list(shares.values()) != sorted(shares.values())[::-1]:
+            raise ValueError("its shares are not those of one key, the likeliest first")
+        distinct = COUNTS[blob[1]]
+        if not len(shares) <= distinct * ROUNDED or not distinct <= total * ROUNDED**2:
+            raise ValueError("it has another number of tokens than it says")
+        return Followers(total, distinct, {t: total * share for t, share in shares.items()})
     except (struct.error, ValueError) as error:
         raise StorageError(
             "The statistics file holds a damaged entry. Build it again, or remove the file."
@@ -93,8 +114,13 @@ class StatisticsTable:
         try:
             self.connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
             try:
-                self.meta = dict(self.connection.execute("SELECT name, value FROM meta"))
+                self.connection.execute("PRAGMA trusted_schema = OFF")
+                self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+                late = time.monotonic() + OPEN_SECONDS
+                self.connection.set_progress_handler(lambda: time.monotonic() > late, 10_000)
+                self.meta = self.read_meta()
                 self.check()
+                self.connection.set_progress_handler(None, 0)
             except BaseException:
                 self.connection.close()
                 raise
@@ -105,22 +131,42 @@ class StatisticsTable:
             ) from error
         vocabulary = int(self.meta["vocabulary"])
         self.bits, self.entry = key_bits(vocabulary), entry_format(vocabulary)
+        self.vocabulary, self.tokens = vocabulary, int(self.meta["tokens"])
         self.look_up_packed = lru_cache(maxsize=CACHED)(self.read)
 
+    def read_meta(self) -> dict[str, str]:
+        """The meta data. Raises ValueError unless it is in a plain table."""
+        query = "SELECT type, name, sql FROM sqlite_master LIMIT ?"
+        self.objects = set(self.connection.execute(query, (len(OBJECTS) + 1,)))
+        kinds = sorted({str(kind) for kind, _, _ in self.objects} - {"table", "index"})
+        if kinds:
+            raise ValueError(f"it holds a {kinds[0]}, and only tables may be in it")
+        if not {found for found in OBJECTS if found[1] == "meta"} <= self.objects:
+            raise ValueError("it has no table of meta data, or another one")
+        names = ", ".join("?" * len(META))
+        rows = self.connection.execute(
+            f"SELECT name, value FROM meta WHERE name IN ({names})", META
+        )
+        return {name: str(value) for name, value in rows}
+
     def check(self) -> None:
-        """Raise ValueError unless the file has the expected format and columns."""
+        """Raise ValueError unless the file has the expected format, tables and numbers."""
         version = self.meta.get("format", "none")
         if version != str(FORMAT):
             raise ValueError(f"it has format {version}, this program reads {FORMAT}")
         missing = [name for name in META if name not in self.meta]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
-        vocabulary = str(self.meta["vocabulary"])
-        if not vocabulary.isdecimal() or not 0 < int(vocabulary) <= LARGEST_VOCABULARY:
-            raise ValueError("its vocabulary is not a number that can be")
-        columns = [row[1:3] for row in self.connection.execute("PRAGMA table_info(grams)")]
-        if columns != [("key", "INTEGER"), ("followers", "BLOB")]:
-            raise ValueError("its table of n-grams has other columns")
+        limits = {"vocabulary": LARGEST_VOCABULARY}
+        for name in ("vocabulary", "tokens", "documents", "keys", "entries"):
+            value = self.meta[name]
+            most = limits.get(name, LARGEST_NUMBER)
+            if not value.isdecimal() or len(value) > len(str(most)) or int(value) > most:
+                raise ValueError(f"its number of {name} is {value[:30]!r}, which cannot be")
+        if not int(self.meta["vocabulary"]):
+            raise ValueError("its vocabulary is empty")
+        if self.objects != OBJECTS:
+            raise ValueError("it has other tables, or tables with other columns")
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
         """What followed `key` (one to three tokens) in the texts; None for an unknown key.
@@ -137,7 +183,10 @@ class StatisticsTable:
             ).fetchone()
             if row is None or not isinstance(row[0], bytes):
                 return None
-            return unpack(row[0], self.entry)
+            found = unpack(row[0], self.entry)
+            if max(found.counts) >= self.vocabulary or found.total > self.tokens * ROUNDED:
+                return None
+            return found
         except (sqlite3.DatabaseError, StorageError, OverflowError):
             return None
 

@@ -359,6 +359,39 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
         path, "UPDATE meta SET value = 'many' WHERE name = 'vocabulary'"
     ),
 }
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+POISONS: dict[str, Sequence[str]] = {
+    "endless grams": (
+        "DROP TABLE grams",
+        f"CREATE VIEW grams(key, followers) AS {ENDLESS} SELECT i, x'0000' FROM n WHERE i < 0",
+    ),
+    "endless meta": (
+        "ALTER TABLE meta RENAME TO other",
+        f"CREATE VIEW meta(name, value) AS {ENDLESS} SELECT 'format', 2 FROM n WHERE i < 0",
+    ),
+    "a view beside": ("CREATE VIEW more AS SELECT * FROM grams",),
+    "a trigger": ("CREATE TRIGGER t AFTER INSERT ON grams BEGIN DELETE FROM meta; END",),
+    "a virtual table": ("CREATE VIRTUAL TABLE more USING rtree(id, a, b)",),
+    "an index": ("CREATE INDEX more ON grams (hex(followers))",),
+    "another table": ("CREATE TABLE more (x)",),
+    "computed meta": (
+        "ALTER TABLE meta RENAME TO other",
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT AS (hex(zeroblob(1000))))",
+        "INSERT INTO meta (name) SELECT name FROM other",
+        "DROP TABLE other",
+    ),
+    "computed grams": (
+        "DROP TABLE grams",
+        "CREATE TABLE grams (key INTEGER PRIMARY KEY, followers BLOB AS (zeroblob(key)))",
+    ),
+    "a long title": (f"UPDATE meta SET value = '{'x' * 20_000}' WHERE name = 'title'",),
+    "a blob for a number": ("UPDATE meta SET value = x'ff00' WHERE name = 'tokens'",),
+    **{
+        f"{value[:9]} {name}": (f"UPDATE meta SET value = '{value}' WHERE name = '{name}'",)
+        for name in ("tokens", "documents", "keys", "entries")
+        for value in ("-1", "1e9", "9" * 16, "9" * 9_000, "")
+    },
+}
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES)
@@ -367,6 +400,25 @@ def test_a_file_that_is_none_is_refused_by_name(path: Path, breakage: str) -> No
     with pytest.raises(StorageError) as caught:
         StatisticsTable(path)
     assert repr(str(path)) in str(caught.value) and "Build it again" in str(caught.value)
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_file_is_refused_at_once(path: Path, poison: str) -> None:
+    edited(path, *POISONS[poison])
+    with pytest.raises(StorageError, match="Build it again"):
+        StatisticsTable(path)
+
+
+def test_opening_takes_seconds_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edited(path, *(f"CREATE TABLE more{number} (x)" for number in range(2_000)))
+    monkeypatch.setattr("storage.statistics.OPEN_SECONDS", -1.0)
+    with pytest.raises(StorageError, match="interrupted"):
+        StatisticsTable(path)
+
+
+def test_nothing_that_a_file_brings_along_is_trusted(path: Path) -> None:
+    table = StatisticsTable(path)
+    assert table.connection.execute("PRAGMA trusted_schema").fetchone() == (0,)
 
 
 def test_a_file_of_the_old_format_is_refused_for_that(path: Path) -> None:
@@ -430,7 +482,14 @@ def test_flipped_bytes_never_raise_while_decoding(path: Path, seed: int) -> None
 @pytest.mark.parametrize(
     "blob",
     ["x''", "x'00'", "x'0801'", "x'08000102'", "x'080105FFFFFF'", "'words'", "7",
-     "zeroblob(53)", "zeroblob(100000)"],
+     "zeroblob(53)", "zeroblob(100000)",
+     "x'FF00000500'",  # more occurrences than there were tokens
+     "x'0003000500'",  # more next tokens than occurrences
+     "x'0800050500100600'",  # fewer next tokens than it has entries
+     "x'0801000500000600'",  # shares beyond one
+     "x'0801200500100600'",  # the likeliest not first
+     "x'0800006400'",  # a token that the vocabulary does not have
+     ],
 )  # fmt: skip
 def test_poisoned_entries_are_like_missing_ones(path: Path, blob: str) -> None:
     edited(path, f"UPDATE grams SET followers = {blob}")
@@ -446,8 +505,9 @@ def test_keys_that_cannot_be_are_unknown(path: Path) -> None:
     assert table.look_up(()) is None and table.look_up((1, 2, 3, 4)) is None
 
 
+@pytest.mark.parametrize("blob", ["FFFF00FFFF006000", "0800006100", "0801106200106100"])
 @pytest.mark.parametrize("name", ["hd", "statistics", "rest"])
-def test_poisoned_tokens_do_not_change_an_answer(path: Path, name: str) -> None:
+def test_poisoned_tokens_do_not_change_an_answer(path: Path, name: str, blob: str) -> None:
     from engine.backends.toy import ToyBackend
     from engine.decode import decode
     from engine.methods import METHODS, Databases
@@ -455,7 +515,7 @@ def test_poisoned_tokens_do_not_change_an_answer(path: Path, name: str) -> None:
     from engine.types import Step
 
     bits = StatisticsTable(path).bits
-    keys = ", ".join(f"({pack_key((a,), bits)}, x'FFFF00FFFF006000')" for a in range(30))
+    keys = ", ".join(f"({pack_key((a,), bits)}, x'{blob}')" for a in range(100))
     edited(path, "DELETE FROM grams", f"INSERT INTO grams VALUES {keys}")
     generation = Generation(Sampling(0.8, seed=2), max_tokens=40)
     databases, method = Databases(statistics=StatisticsTable(path)), METHODS[name]
