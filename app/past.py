@@ -1,17 +1,18 @@
 """What the loaded model taught us about each owner: what it says, and how far evidence can go.
 
 N-grams and calibration belong together: both come from the same answers, are stored for the same
-owner and model, and are wiped as one. An owner's past is read once and then kept in memory. The
-lock is held over each look at memory with the write that goes with it, so that an answer that ends
-while its past is wiped brings nothing back.
+owner and model, and are wiped as one. An owner's past is read once and then kept in memory, until
+others need the room (app/memory.py). The lock is held over each look at memory with the write that
+goes with it, so that an answer that ends while its past is wiped brings nothing back.
 """
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
-from engine.calibration import Calibration
+from engine.calibration import SIZE, Calibration
 from engine.drafters.model import ModelTier
 from storage.calibrations import CalibrationStore
 from storage.database import Database
@@ -22,14 +23,15 @@ SLACK = 1.1
 """The tier is cut to its size once it exceeds it by this much, not after every answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Past:
     """One owner's past with the loaded model. A calibration that could not be read is not `kept`:
-    what is stored must not be replaced by a fresh one."""
+    what is stored must not be replaced by a fresh one. `used` is when it was last asked for."""
 
     tier: ModelTier
     calibration: Calibration
     kept: bool
+    used: float = field(default_factory=monotonic)
 
 
 class Pasts:
@@ -67,7 +69,24 @@ class Pasts:
 
                 past = Past(ModelTier(grams, learned), Calibration(rows or ()), rows is not None)
                 self.known[owner] = past
+            self.known[owner].used = monotonic()
             return self.known[owner]
+
+    @property
+    def bytes(self) -> int:
+        """About what all pasts take in memory."""
+        with self.lock:
+            return sum(past.tier.bytes + SIZE for past in self.known.values())
+
+    def ages(self) -> list[tuple[float, str]]:
+        """When each past was last asked for, and its owner."""
+        with self.lock:
+            return [(past.used, owner) for owner, past in self.known.items()]
+
+    def drop(self, owner: str) -> None:
+        """Have the owner's past read again when it is next needed. All of it is stored."""
+        with self.lock:
+            self.known.pop(owner, None)
 
     def save(self, owner: str, calibration: Calibration) -> None:
         """Store what an answer taught, unless the past that it belongs to was wiped meanwhile."""

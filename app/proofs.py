@@ -119,6 +119,7 @@ def compared(
     method, generation = preferences.chosen(), preferences.seeded()
     prompt = session.chat.prompt(messages, known=())
     past = session.pasts.of(owner)
+    session.memory.fit(session.loaded, session.rooms, owner)
     known, progress = (past.tier, past.calibration), None
     for progress in pairs(session, owner, prompt, method, generation, repeats, cancelled, *known):
         yield progress

@@ -7,6 +7,7 @@ silences a source that fails.
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from app.comparison import Timed
 from engine.budget import Budget
@@ -86,13 +87,27 @@ class Answered:
     same_text: bool = True
 
 
+TOKEN, ANSWERED = 40, 900
+"""Bytes per token of what the cache may know, and of an answer with its steps, as measured."""
+
+
 @dataclass(slots=True)
 class Room:
-    """One open conversation."""
+    """One open conversation. `used` is when it was last entered."""
 
     databases: Databases
     tokens: list[int] = field(default_factory=list)
     answered: Answered | None = None
+    used: float = field(default_factory=monotonic)
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory, beside the owner's past."""
+        size = self.databases.bytes + TOKEN * len(self.tokens)
+        if self.answered is not None:
+            size += TOKEN * len(self.answered.prompt)
+            size += ANSWERED * sum(len(step.tokens) for step in self.answered.run.steps)
+        return size
 
 
 class Rooms:
@@ -111,7 +126,17 @@ class Rooms:
             while len(self.open) > self.LIMIT:
                 self.open.popitem(last=False)
         self.open.move_to_end(key)
+        self.open[key].used = monotonic()
         return self.open[key]
+
+    @property
+    def bytes(self) -> int:
+        """About what all rooms take in memory."""
+        return sum(room.bytes for room in list(self.open.values()))
+
+    def ages(self) -> list[tuple[float, str, str]]:
+        """When each conversation was last entered, its owner and itself."""
+        return [(room.used, *key) for key, room in list(self.open.items())]
 
     def find(self, owner: str, conversation_id: str) -> Room | None:
         """The room if it is open."""
@@ -119,8 +144,9 @@ class Rooms:
 
     def close(self, owner: str, conversation_id: str | None = None) -> None:
         """Forget one room, or all of an owner's."""
-        for key in [k for k in self.open if k[0] == owner and conversation_id in (None, k[1])]:
-            del self.open[key]
+        for key in list(self.open):
+            if key[0] == owner and conversation_id in (None, key[1]):
+                self.open.pop(key, None)
 
     def clear(self) -> None:
         """Forget all rooms: another model has another tokenizer, and another past."""

@@ -22,6 +22,7 @@ from app.comparison import (
 )
 from app.costs import Costs
 from app.loaded import Loaded, open_table
+from app.memory import Latest, Memory
 from app.model_thread import ModelThread
 from app.models import Models
 from app.past import Pasts
@@ -71,10 +72,10 @@ class Session:
         self.database, self.guests, self.folders = database, guests, folders
         self.model = ModelThread(each=1 if guests else MOST_WAITING)
         self.runs = Runs()
-        self.rooms = Rooms()
-        self.notices: dict[str, list[str]] = {}
-        self.viewing: dict[str, str | None] = {}
-        self.views: dict[str, str] = {}
+        self.rooms, self.memory = Rooms(), Memory()
+        self.notices: Latest[str, list[str]] = Latest()
+        self.viewing: Latest[str, str | None] = Latest()
+        self.views: Latest[str, str] = Latest()
         self.loaded = self.dressed(backend)
         self.stacks = Stacks(self.loaded, database, self.model, reading)
         self.models = Models(self, reading)
@@ -245,6 +246,7 @@ class Session:
         method, generation = preferences.chosen(), preferences.seeded()
         messages = self.prompt_messages(owner, conversation_id)
         room = self.room(owner, conversation_id)
+        self.memory.fit(self.loaded, self.rooms, owner)
         self.chat.tokens = room.tokens
         prompt, dropped = self.chat.fit(messages)
         if room.databases.context.log:
@@ -306,10 +308,11 @@ class Session:
         def save(tokens: Sequence[int]) -> None:
             self.keep(owner, lambda: store.append(conversation_id, fingerprint, tokens))
 
+        past = self.pasts.of(owner)
+
         def make() -> Room:
             log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
-            past = self.pasts.of(owner)
-            context = ContextTier(log, save)
+            context = ContextTier(log, save, ContextStore.CAP)
             return Room(Databases(context, past.tier, self.statistics, past.calibration))
 
         return self.rooms.get(owner, conversation_id, make)
@@ -321,6 +324,7 @@ class Session:
             self.keep(owner, self.costs.save)
         if self.pasts.prune(owner):
             self.rooms.close(owner)
+        self.memory.fit(self.loaded, self.rooms, owner)
 
     def wipe_model(self, owner: str) -> None:
         """Forget what this model said to the owner, and what that taught about the evidence."""

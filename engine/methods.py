@@ -23,6 +23,7 @@ from engine.drafters.lookup import LONGEST_COPY, LookupDrafter
 from engine.drafters.model import Forgetful, ModelTier
 from engine.drafters.published import (
     NODES,
+    Flat,
     PublishedContext,
     PublishedModel,
     PublishedStatistics,
@@ -161,6 +162,12 @@ class Databases:
         self.statistics = statistics
         self.calibration = calibration or Calibration()
         self.published: dict[str, Drafter] = {}
+
+    @property
+    def bytes(self) -> int:
+        """About what they take in memory, beside the past that conversations share."""
+        flat = (tier.bytes for tier in self.published.values() if isinstance(tier, Flat))
+        return self.context.bytes + self.harvest.bytes + sum(flat)
 
     def drafters(self, method: Method) -> list[Drafter]:
         """The method's drafters in its order; they learn from the runs they take part in.

@@ -7,7 +7,7 @@ backend: one sampler to prove, and the same seed gives the same text wherever th
 """
 
 import math
-from functools import lru_cache
+from collections import OrderedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,15 @@ LIKELY = 0.02
 """Successors of less probability are of no use to a drafter."""
 COLDEST = 1e-4
 """Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
+NOISE = 32 << 20
+"""Bytes of noise that are kept: 32 positions of the largest vocabularies (262,144 tokens)."""
 
 
-@lru_cache(maxsize=128)
-def gumbel(seed: int, position: int, size: int) -> Floats:
+def draw(seed: int, position: int, size: int) -> Floats:
     """Standard Gumbel noise, shape (size,), for one absolute position of one seed.
 
     Philox is counter-based: the seed is its key and the position the high word of its counter, so
-    the streams of different positions never overlap. Cached because a drafted position is often
-    visited again by the next step.
+    the streams of different positions never overlap.
     """
     stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, position]))
     noise = stream.standard_exponential(size, dtype=np.float32)
@@ -37,6 +37,34 @@ def gumbel(seed: int, position: int, size: int) -> Floats:
     np.negative(noise, out=noise)
     noise.flags.writeable = False
     return noise
+
+
+class Noise:
+    """What `draw` gave last, within `limit` bytes: a drafted position is often visited again by
+    the next step."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.cache_clear()
+
+    def cache_clear(self) -> None:
+        """Forget all of it."""
+        self.kept: OrderedDict[tuple[int, int, int], Floats] = OrderedDict()
+        self.bytes = 0
+
+    def __call__(self, seed: int, position: int, size: int) -> Floats:
+        """The noise of one position, drawn if need be."""
+        key = seed, position, size
+        noise = self.kept.get(key)
+        if noise is None:
+            noise = self.kept[key] = draw(seed, position, size)
+            self.bytes += noise.nbytes
+            while self.bytes > self.limit and len(self.kept) > 1:
+                self.bytes -= self.kept.popitem(last=False)[1].nbytes
+        return noise
+
+
+gumbel = Noise(NOISE)
 
 
 def warp(logits: Floats, sampling: Sampling) -> Floats:

@@ -1,5 +1,6 @@
 """The context tier: it knows what was said in this conversation, once, and follows edits."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.backends.base import common_prefix
-from engine.drafters.context import KEY, ContextTier
+from engine.drafters.context import KEY, SLACK, ContextTier
 from engine.types import CONTEXT
 from tests.test_drafters_ngrams import brute_force
 
@@ -129,3 +130,42 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
     size = common_prefix(left, right)
     assert left[:size] == right[:size]
     assert size == min(len(left), len(right)) or left[size] != right[size]
+
+
+@pytest.mark.parametrize("cap", [20, 50])
+def test_a_live_log_forgets_as_the_stored_one_does(cap: int) -> None:
+    """Between two answers; what is left is as if it had been all from the start."""
+    saved: list[int] = []
+    tier = ContextTier(range(300, 400), saved.extend, cap)
+    assert tier.log == list(range(400 - cap, 400))
+    tokens: list[int] = []
+    largest = 0
+    for turn in range(60):
+        for step in range(3):
+            tokens += [turn % 7, step, turn]
+            tier.observe(tokens, 3, None)
+            largest = max(largest, len(tier.log))
+        before = tier.counts
+        tier.finish(tokens, 9)
+        assert len(tier.log) <= cap * SLACK
+        if tier.counts is not before:
+            again = ContextTier(tier.log)
+            for end in range(len(tier.log)):
+                suffix = tuple(tier.log[max(0, end - KEY) : end])
+                assert said(tier, *suffix) == said(again, *suffix)
+    assert largest <= cap * SLACK + 9, "it forgot when an answer was over, not in a step"
+    assert saved == tokens and tier.log == tokens[-len(tier.log) :]
+    assert tier.seen == tokens
+
+
+def test_a_long_log_takes_as_much_as_it_says(cap: int = 2_000) -> None:
+    draw = random.Random(1)
+    tier, tokens = ContextTier((), cap=cap), list[int]()
+    sizes = []
+    for _ in range(40):
+        tokens += [draw.randrange(3000) for _ in range(500)]
+        tier.observe(tokens, 500, None)
+        tier.finish(tokens, 500)
+        sizes.append(tier.bytes)
+    assert max(sizes[10:]) < 1.5 * min(sizes[10:]), "it does not grow for ever"
+    assert sizes[0] > 200 * 500

@@ -107,3 +107,14 @@ def test_it_is_kept_for_the_next_answer_of_the_conversation_only() -> None:
     assert databases.harvest.table
     assert databases.next_conversation().harvest.table == {}
     assert databases.for_measuring().harvest.table == {}
+
+
+def test_what_was_harvested_begins_anew_before_it_grows_without_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.drafters.harvest.LARGEST", 20)
+    tier = HarvestTier()
+    for token in range(100):
+        tier.observe([token, token + 1, 7], 1, lambda _: [(7, 0.9)])
+        assert len(tier.table) <= 21 and tier.bytes > 0
+    assert tier.matches((99, 100))

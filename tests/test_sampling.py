@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from engine.sampling import (
+    Noise,
     choose,
     distribution,
     gumbel,
@@ -179,6 +180,24 @@ def test_noise_of_different_positions_and_seeds_is_independent() -> None:
     assert abs(correlations).max() < 5 / np.sqrt(400)
     flat = np.array([gumbel(3, at, 1)[0] for at in range(3_000)])
     assert abs(np.corrcoef(flat[1:], flat[:-1])[0, 1]) < 5 / np.sqrt(3_000)
+
+
+@pytest.mark.parametrize("size", [1, 256, 262_144])
+def test_noise_is_kept_within_its_bytes_whatever_the_vocabulary(size: int) -> None:
+    """128 positions of the largest vocabularies took 134 MB."""
+    kept = Noise(32 << 20)
+    for position in range(200):
+        noise = kept(3, position, size)
+        assert kept(3, position, size) is noise, "drawn once"
+    held = sum(array.nbytes for array in kept.kept.values())
+    assert held == kept.bytes <= 32 << 20
+    assert len(kept.kept) == min(200, (32 << 20) // (4 * size))
+    small = Noise(1)
+    assert (small(3, 9, size) == kept(3, 9, size)).all()
+    small(3, 10, size)
+    assert list(small.kept) == [(3, 10, size)], "the last one stays"
+    kept.cache_clear()
+    assert kept.bytes == 0 and not kept.kept
 
 
 def test_noise_follows_the_gumbel_law() -> None:

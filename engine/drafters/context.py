@@ -1,9 +1,11 @@
 """The context tier: what this conversation said before, the highest temporal locality.
 
-An append-only log of the conversation's tokens, and counts of what followed each one to eight of
-them. Long matches are what copying lives on: a drafted token is found by a longer match still.
+A log of the conversation's tokens, and counts of what followed each one to eight of them. Long
+matches are what copying lives on: a drafted token is found by a longer match still. The log forgets
+its oldest tokens once it has outgrown its cap, between two answers.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 
 from engine.backends.base import common_prefix
@@ -12,10 +14,16 @@ from engine.drafters.ngrams import NgramCounts
 from engine.types import CONTEXT, Followers
 
 KEY = 8
+SLACK = 1.25
+"""A log is cut to its cap once it is so much longer: counting it anew takes a second per 262,144
+tokens, and so comes once in very many answers."""
+TOKEN = 64
+"""Bytes of a logged token: the number, and its places in the log and in what was seen."""
 
 
 class ContextTier:
-    """The n-grams of one conversation. `log` may start with what an earlier session stored."""
+    """The n-grams of one conversation. `log` may start with what an earlier session stored; only
+    its last `cap` tokens count."""
 
     name = source = CONTEXT
 
@@ -23,13 +31,23 @@ class ContextTier:
         self,
         log: Sequence[int] = (),
         save: Callable[[Sequence[int]], None] = lambda tokens: None,
+        cap: int = sys.maxsize,
     ) -> None:
+        self.seen: list[int] = []
+        self.save, self.cap = save, cap
+        self.start(log)
+
+    def start(self, tokens: Sequence[int]) -> None:
+        """Begin with a log that is stored: its newest tokens."""
         self.log: list[int] = []
         self.counts = NgramCounts(KEY)
-        self.seen: list[int] = []
-        self.save = save
-        self.extend(log)
+        self.extend(tokens[-self.cap :])
         self.unsaved = len(self.log)
+
+    @property
+    def bytes(self) -> int:
+        """About what the tier takes in memory."""
+        return self.counts.bytes + len(self.log) * TOKEN
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the log and count each after the keys that end before it."""
@@ -60,7 +78,9 @@ class ContextTier:
         self.seen += tokens[start:]
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Hand what was logged since the last time to the store."""
+        """Hand what was logged since the last time to the store; forget what is too old."""
         fresh, self.unsaved = self.log[self.unsaved :], len(self.log)
         if fresh:
             self.save(fresh)
+        if len(self.log) > self.cap * SLACK:
+            self.start(self.log)

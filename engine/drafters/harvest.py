@@ -13,6 +13,10 @@ from engine.types import CONTEXT, HARVEST, Followers
 
 KEY = 2
 OCCURRENCES = 10.0
+LARGEST = 1 << 16
+"""Entries that are kept at most: then it begins anew, as what is near counts most."""
+ENTRY = 300
+"""Bytes of an entry, as measured: two share their followers."""
 
 
 class HarvestTier:
@@ -22,6 +26,11 @@ class HarvestTier:
 
     def __init__(self) -> None:
         self.table: dict[tuple[int, ...], Followers] = {}
+
+    @property
+    def bytes(self) -> int:
+        """About what the tier takes in memory."""
+        return len(self.table) * ENTRY
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         """The successors of the last token, then of the last two."""
@@ -40,6 +49,8 @@ class HarvestTier:
         """
         if likely is None:
             return
+        if len(self.table) >= LARGEST:
+            self.table.clear()
         successors = likely(new - 1)
         # Occurrences that would have given these probabilities, so that a sure successor counts as
         # strong evidence and a vague one as weak.

@@ -12,6 +12,8 @@ from engine.drafters.ngrams import NgramCounts
 from engine.types import MODEL, Followers, Gram
 
 KEY = 4
+GRAM = 60
+"""Bytes of the numbers of an n-gram, most of which stand in others as well."""
 
 
 def grams_of(tokens: Sequence[int], new: int) -> set[tuple[int, ...]]:
@@ -33,8 +35,15 @@ class ModelTier:
         self.counts = NgramCounts(KEY)
         self.learned = learned
         self.size = 0
+        same: dict[int, int] = {}  # what is read from a store is a new number every time
         for gram in grams:
-            self.add(gram.tokens[-KEY - 1 :], gram.documents)
+            tokens = tuple(same.setdefault(token, token) for token in gram.tokens[-KEY - 1 :])
+            self.add(tokens, gram.documents)
+
+    @property
+    def bytes(self) -> int:
+        """About what the tier takes in memory."""
+        return self.counts.bytes + self.size * GRAM
 
     def add(self, gram: tuple[int, ...], documents: int = 1) -> None:
         """Count an n-gram that was seen in so many answers."""

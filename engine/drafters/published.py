@@ -19,12 +19,19 @@ DRAFTS = 7
 AHEAD = 4
 NODES = DRAFTS * AHEAD
 MODEL_GRAMS = 100_000
+GRAM = 300
+"""Bytes of a remembered n-gram with its places in the tables, as measured."""
 
 
 class Flat:
     """A tier with drafts in its order: the first 7 distinct ones become paths of the tree."""
 
     name: str
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory."""
+        return 0
 
     def drafts(self, tokens: Sequence[int]) -> Iterable[tuple[tuple[int, ...], int]]:
         """Drafts of what follows, with the number of tokens that each was found by."""
@@ -52,6 +59,11 @@ class PublishedContext(Flat):
     def __init__(self) -> None:
         self.table: dict[int, list[tuple[int, ...]]] = {}
         self.seen: list[int] = []
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory."""
+        return GRAM * sum(len(line) for line in self.table.values())
 
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Learn every 5-gram that the new tokens complete."""
@@ -85,6 +97,11 @@ class PublishedModel(Flat):
         self.learns = True
         self.table: dict[int, list[tuple[int, ...]]] = {}
         self.rank()
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory."""
+        return GRAM * len(self.grams)
 
     def frozen(self) -> "PublishedModel":
         """The same table, which learns nothing."""
