@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 run: setup
 	$(BIN)/python app.py $(ARGS)
 
+# In a worker: when a native library ends it, the test is named and the next worker goes on.
 test: setup-dev chromium
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 1 --max-worker-restart 1000 $(ARGS)
 
 check: setup-dev
 	$(BIN)/ruff check .
