@@ -24,7 +24,7 @@ from bench.options import (
 )
 from bench.peers import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
-from bench.speed import summary
+from bench.speed import summary, times
 from engine.costs import measure_costs
 from engine.errors import SettingError
 from engine.methods import METHODS, Method
@@ -110,6 +110,6 @@ def show(record: dict[str, Any]) -> None:
     for name, figures in record["methods"].items():
         same = "yes" if figures["identical"] else f"NO: {figures['differing_answers']} differ"
         print(
-            f"{name:44}{figures['speedup']:8.2f}x{figures['mean_acceptance_length']:10.2f}"
+            f"{name:44}{times(figures['speedup']):>9}{figures['mean_acceptance_length']:10.2f}"
             f"{figures['draft_share']:9.1%}  {same}"
         )

@@ -2,16 +2,19 @@
 
 Its users get an answer from `Llama.create_completion`, which decodes through the generator
 `Llama.generate` and, around it, makes text of all tokens again after each one. What is measured is
-`generate` itself, the least overhead that they get: token ids, no text.
+`generate` itself, the least overhead that they get: token ids, no text. Above temperature 0 it
+takes the likeliest token of what our sampler makes of the logits, so that it says the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 import llama_cpp
+from llama_cpp import LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from bench.peers import LLAMA_LOOKUP, Reply, paced
@@ -21,7 +24,7 @@ from engine.backends.gguf import ATTENTION, NUMBERS, context_parameters
 from engine.backends.llamacpp import LlamaCppBackend
 from engine.backends.load_llamacpp import probed
 from engine.backends.sources import located
-from engine.sampling import COLDEST
+from engine.sampling import COLDEST, Floats, gumbel, warp
 from engine.settings import Generation, Runtime, Sampling
 
 NGRAM, DRAFTED = 3, 10
@@ -104,7 +107,7 @@ class LlamaPeer:
 
     Prompt lookup needs `logits_all`: without it the library keeps the logits of one batch only, and
     breaks beyond. Where ours leaves flash attention to llama.cpp ("auto"), it is on here: the class
-    knows on and off alone. The library applies min-p before the temperature, we behind it.
+    knows on and off alone.
     """
 
     def __init__(self, name: str, file: Gguf) -> None:
@@ -142,16 +145,15 @@ class LlamaPeer:
 
     def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
         """One run of the generator from an empty cache."""
-        sampling = generation.sampling
         llama: Any = self.llama
         llama.reset()
         llama.forwards = 0
-        settings: dict[str, Any] = {"temp": temperature_of(sampling), "min_p": sampling.min_p}
-        settings |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
+        sampler = keyed(generation.sampling, len(prompt))
         tokens: list[int] = []
         times = [perf_counter()]
-        llama.set_seed(sampling.seed % SEEDS)
-        for token in llama.generate(list(prompt), repeat_penalty=1.0, **settings):
+        for token in llama.generate(
+            list(prompt), temp=0.0, repeat_penalty=1.0, logits_processor=sampler
+        ):
             tokens.append(token)
             times.append(perf_counter())
             if token in self.ends or len(tokens) >= generation.max_tokens:
@@ -159,3 +161,20 @@ class LlamaPeer:
         asked, first, last = times[0], times[1], times[-1]
         decoding = paced(last - asked, last - first, len(tokens))
         return Reply(tokens, last - asked, decoding, llama.forwards)
+
+
+def keyed(sampling: Sampling, start: int) -> LogitsProcessorList | None:
+    """Our sampler for one answer that begins at position `start`; None at temperature 0.
+
+    The library asks for one place after another, and never behind a draft that was wrong.
+    """
+    if temperature_of(sampling) == 0:
+        return None
+    positions = count(start)
+
+    def noised(_: Any, logits: Floats) -> Floats:
+        scores = warp(logits, sampling)
+        scores += gumbel(sampling.seed, next(positions), logits.size)
+        return scores
+
+    return LogitsProcessorList([noised])

@@ -1,7 +1,7 @@
 """Methods and their peers over the same prompts, in one process, in rotated order.
 
-Every run starts with an empty cache. A method's model tier learns from each answer once, after its
-repeats, so no repeat is drafted from the one before.
+Every run starts from nothing (engine/compare.py). A method's model tier learns from each answer
+once, after its repeats, so no repeat is drafted from the one before.
 """
 
 from collections import defaultdict
@@ -15,14 +15,14 @@ from bench.peers import Peer, Reply
 from engine.backends.base import Backend
 from engine.calibration import Calibration
 from engine.chat import Chat
+from engine.compare import cold
 from engine.costs import CostCurve
-from engine.decode import decode, never
+from engine.decode import decode
 from engine.hsd.family import Family
 from engine.methods import Databases, Method, drafters_of
 from engine.metrics import Metrics, summarise
-from engine.sampling import gumbel
 from engine.settings import Generation
-from engine.types import Message, Prefill, Step
+from engine.types import Learned, Message, Prefill, Step
 
 CUT = "\ufffd"
 """What a text ends in whose last character is not complete yet."""
@@ -117,13 +117,11 @@ def one_run(
     costs: CostCurve | None = None,
     family: Family | None = None,
 ) -> None:
-    """One answer by one method from empty caches, added to `result`.
+    """One answer by one method from nothing, added to `result`.
 
     `costs` bounds what is drafted where the budget is adaptive; `family` has the draft models.
     """
-    for model in (backend, *(family.drafts.values() if family else ())):
-        model.prefill([0], never)
-    gumbel.cache_clear()  # else the noise that the run before drew would cost this one nothing
+    cold((backend, *(family.drafts.values() if family else ())))
     if not isinstance(method, Method):
         result.note(method.answer(prompt, generation))
         return
@@ -133,7 +131,9 @@ def one_run(
     events = list(decode(backend, prompt, drafters, generation, method.drafting, costs=measured))
     seconds = perf_counter() - start
     steps = [event for event in events if isinstance(event, Step)]
-    metrics = summarise(next(event for event in events if isinstance(event, Prefill)), steps)
+    read = next(event for event in events if isinstance(event, Prefill))
+    learned = next((event for event in events if isinstance(event, Learned)), None)
+    metrics = summarise(read, steps, learned)
     if not result.seconds:
         result.metrics = metrics
         for step in steps:

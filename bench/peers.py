@@ -1,10 +1,13 @@
 """What users would pick instead: the decoders of other programs, run beside ours in the same run.
 
-A peer answers the same prompts with the same weights and the same settings of the sampler. At
-temperature 0 it must say what plain decoding says; above, it draws its own numbers. Each kind of
-model has its own peers: the library's `generate()` for transformers models
+A peer answers the same prompts with the same weights, the same settings of the sampler and the same
+end tokens. Each kind of model has its own peers: the library's `generate()` for transformers models
 (bench/transformers_peers.py); for GGUF files llama-cpp-python (bench/llama_peers.py) and the
 programs of llama.cpp itself, where they are installed (bench/llama_programs.py).
+
+A library is given our sampler, so it must say what plain decoding says at every temperature, and
+pays for a choice what we pay. The programs draw their own numbers above temperature 0 and then say
+another text, of another length: there nothing is compared with them.
 """
 
 import argparse
@@ -118,6 +121,11 @@ def checked_methods(options: argparse.Namespace) -> list[str]:
 def is_peer(name: str) -> bool:
     """Whether a method is not ours."""
     return any(name in peers for peers in PEERS.values())
+
+
+def keeps_text(name: str, temperature: float) -> bool:
+    """Whether a method says what plain decoding says with the same seed."""
+    return temperature == 0 or name.partition(":")[0] not in PROGRAMS
 
 
 def obstacle(name: str, options: argparse.Namespace) -> str:

@@ -1,9 +1,11 @@
 """Speed of decoding methods and their peers on the same prompts, in one process, in rotated order.
 
-Every run starts with an empty cache. A method's model tier learns from each answer once, after
-its repeats, so no repeat is drafted from the one before; and each method opens the statistics for
-itself, so none finds look-ups cached that another has paid for. Times are wall times; a prompt's
-time is the median of its repeats; a method's speed is all its tokens over all its time. Step
+Every run starts from nothing (engine/compare.py). A method's model tier learns from each answer
+once, after its repeats, so no repeat is drafted from the one before; and each method opens the
+statistics for itself, so none finds look-ups cached that another has paid for. Times are wall times
+of whole answers, what the drafters learn at the end included; a prompt's time is the median of its
+repeats; a method's speed is all its tokens over all its time. A speedup is one speed over
+another's; of a method of ours that had no draft accepted, one above 1 is noise, and left out. Step
 figures (drafting, acceptance, look-ups, forwards) are of the first repeat of each prompt, whose
 look-ups are cold: what a user meets. The cost of a forward is measured once, before anything else;
 every method with an adaptive budget starts from it and corrects a copy of its own.
@@ -14,7 +16,7 @@ nothing but forwards took time: mean acceptance length / mean verify seconds.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
@@ -46,11 +48,13 @@ from bench.peers import (
     SMALL,
     checked_methods,
     is_peer,
+    keeps_text,
     made_peers,
     program_versions,
 )
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.backends.base import Backend
+from engine.compare import gain
 from engine.costs import measure_costs
 from engine.methods import method_named
 from engine.settings import BUDGETS, Drafting, Sampling
@@ -117,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
         "prompts": len(prompts),
         "forward_ms": {n: round(1e3 * t, 4) for n, t in curve.points.items()} if curve else None,
         "methods": figures,
-        "categories": dict(categories(results)),
+        "categories": dict(categories(results, options.temperature)),
     }
     show(record)
     print_record(record, options.save)
@@ -135,14 +139,14 @@ def summary(name: str, results: dict[str, list[Result]], temperature: float) -> 
     `over_best_peer` is against the fastest of the peers that draft.
     """
     own = results[name]
-    bases = [base for base in PLAIN if base in results] or [name]
+    bases = baselines(results, temperature) or [name]
     base = max(bases, key=lambda base: speed(results[base]))
     ratios = [
         speed([mine]) / speed([other]) for mine, other in zip(own, results[base], strict=True)
     ]
     spread = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     best = [speed(results[peer]) for peer in BEST if peer in results]
-    comparable = "plain" in results and (not is_peer(name) or temperature == 0)
+    comparable = "plain" in results and keeps_text(name, temperature)
     differing = (
         sum(mine.tokens != plain.tokens for mine, plain in zip(own, results["plain"], strict=True))
         if comparable
@@ -151,8 +155,8 @@ def summary(name: str, results: dict[str, list[Result]], temperature: float) -> 
     return {
         "tokens_per_second": speed(own),
         "decode_tokens_per_second": speed(own, decode_only=True),
-        "speedup": speed(own) / speed(results[base]),
-        "decode_speedup": speed(own, True) / max(speed(results[b], True) for b in bases),
+        "speedup": gained(name, own, speed(results[base])),
+        "decode_speedup": gained(name, own, max(speed(results[b], True) for b in bases), True),
         "speedup_quartiles": [round(value, 3) for value in spread],
         "over_best_peer": speed(own) / max(best) if best else None,
         "identical": None if differing is None else differing == 0,
@@ -160,6 +164,24 @@ def summary(name: str, results: dict[str, list[Result]], temperature: float) -> 
         "unsteady_answers": sum(not result.steady for result in own),
         **step_figures(own),
     }
+
+
+def baselines(results: Mapping[str, Sequence[Result]], temperature: float) -> list[str]:
+    """What decodes without drafts, and says the same text as ours."""
+    return [name for name in PLAIN if name in results and keeps_text(name, temperature)]
+
+
+def gained(
+    name: str, own: Sequence[Result], base: float, decode_only: bool = False
+) -> float | None:
+    """The speed of a method's answers over the `base`, None where that is noise.
+
+    What is noise is told by the forwards, so of our own methods only: another program may well
+    take less time for one.
+    """
+    accepted = sum(result.length - result.forwards for result in own)
+    ratio = speed(own, decode_only) / base
+    return ratio if is_peer(name) else gain(ratio, 1.0, accepted)
 
 
 def step_figures(own: Sequence[Result]) -> dict[str, Any]:
@@ -215,16 +237,15 @@ def add_gaps(
         }
 
 
-def categories(results: dict[str, list[Result]]) -> Iterator[tuple[str, dict[str, float]]]:
+def categories(
+    results: dict[str, list[Result]], temperature: float
+) -> Iterator[tuple[str, dict[str, float | None]]]:
     """Per category, each method's speedup over the faster baseline."""
     first = next(iter(results.values()))
     for category in dict.fromkeys(result.category for result in first):
-        speeds = {
-            name: speed([r for r in own if r.category == category]) for name, own in results.items()
-        }
-        bases = [speeds[name] for name in PLAIN if name in speeds]
-        base = max(bases or list(speeds.values()))
-        yield category, {name: value / base for name, value in speeds.items()}
+        chosen = {name: [r for r in own if r.category == category] for name, own in results.items()}
+        base = max(speed(chosen[name]) for name in baselines(results, temperature) or chosen)
+        yield category, {name: gained(name, own, base) for name, own in chosen.items()}
 
 
 def show(record: dict[str, Any]) -> None:
@@ -257,9 +278,9 @@ def show(record: dict[str, Any]) -> None:
             else " " * 37
         )
         print(
-            f"{name:{wide}}{f['tokens_per_second']:8.1f}{f['speedup']:8.2f}x{low:8.2f} - "
-            f"{high:4.2f}{peers}{f['decode_speedup']:7.2f}x{f['mean_acceptance_length']:10.2f}{drafted}"
-            f"  {verdict(f)}"
+            f"{name:{wide}}{f['tokens_per_second']:8.1f}{times(f['speedup']):>9}{low:8.2f} - "
+            f"{high:4.2f}{peers}{times(f['decode_speedup']):>8}{f['mean_acceptance_length']:10.2f}"
+            f"{drafted}  {verdict(f)}"
         )
     print()
     for name, f in methods.items():
@@ -270,7 +291,12 @@ def show(record: dict[str, Any]) -> None:
             print(f"{name}: {f['unsteady_answers']} answers differ between repeats")
     print(f"\n{'category':18}" + "".join(f"{name:>{wide}}" for name in methods))
     for category, speedups in record["categories"].items():
-        print(f"{category:18}" + "".join(f"{value:{wide - 1}.2f}x" for value in speedups.values()))
+        print(f"{category:18}" + "".join(f"{times(value):>{wide}}" for value in speedups.values()))
+
+
+def times(ratio: float | None) -> str:
+    """A speedup, and a dash where there is none to tell."""
+    return "-" if ratio is None else f"{ratio:.2f}x"
 
 
 def verdict(figures: dict[str, Any]) -> str:

@@ -5,8 +5,9 @@ planned one, the databases alone and in front of the planned stack, in one proce
 order. Measured are decode seconds per emitted token, the median of the repeats of every prompt;
 predicted is what the planner computed from the profile before. The machine may have been faster or
 slower then, which plain decoding shows: `error_at_pace` is the error that is left when predictions
-are scaled so that plain decoding is right. `speedup_over_best_single` is by measured times: the
-fastest single-draft stack over the planned one.
+are scaled so that plain decoding is right. Speedups are of whole answers, as everywhere
+(bench/speed.py), and of decoding alone beside them; `speedup_over_best_single` is the planned
+stack's over the single draft that was the fastest in decoding.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from bench.options import (
 )
 from bench.peers import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.speed import gained, speed, times
 from engine.costs import measure_costs
 from engine.hsd.diagnosis import why
 from engine.hsd.planner import Plan, candidates, latency
@@ -115,8 +117,10 @@ def figures(
         "best_single": str(plans[single]),
         "predicted_ms_per_token": {name: round(1e3 * s, 4) for name, s in predicted.items()},
         "measured_ms_per_token": {name: round(1e3 * s, 4) for name, s in measured.items()},
-        "speedup_over_best_single": measured[single] / measured[PLANNED],
-        "speedup_over_plain": {name: measured["plain"] / s for name, s in measured.items()},
+        "speedup_over_best_single": speed(results[PLANNED]) / speed(results[single]),
+        "decode_speedup_over_best_single": measured[single] / measured[PLANNED],
+        "speedup_over_plain": over_plain(results),
+        "decode_speedup_over_plain": over_plain(results, decode_only=True),
         "prediction_error": {name: measured[name] / s - 1 for name, s in predicted.items()},
         "error_at_pace": {name: measured[name] / (pace * s) - 1 for name, s in predicted.items()},
         "tokens_per_forward": {
@@ -131,6 +135,14 @@ def figures(
         "why": why(profile, plans[PLANNED], rule, measured[PLANNED]),
         "profile": profile.mapping(),
     }
+
+
+def over_plain(
+    results: dict[str, list[Result]], decode_only: bool = False
+) -> dict[str, float | None]:
+    """Every method's speed over that of plain decoding."""
+    base = speed(results["plain"], decode_only)
+    return {name: gained(name, own, base, decode_only) for name, own in results.items()}
 
 
 def seconds_per_token(own: Sequence[Result]) -> float:
@@ -157,7 +169,7 @@ def show(record: dict[str, Any], profile: Profile) -> None:
         )
     print(
         f"\n{'method':34}{'predicted':>11}{'measured':>10}{'error':>8}{'at pace':>9}"
-        f"{'speedup':>9}{'tok/step':>10}  same text"
+        f"{'speedup':>9}{'decode':>8}{'tok/step':>10}  same text"
     )
     for name, measured in record["measured_ms_per_token"].items():
         predicted = record["predicted_ms_per_token"].get(name)
@@ -166,13 +178,16 @@ def show(record: dict[str, Any], profile: Profile) -> None:
         off = f"{error:+8.1%}{record['error_at_pace'][name]:+9.1%}" if predicted else " " * 17
         differing = record["differing_answers"][name]
         print(
-            f"{name:34}{known}{measured:7.2f} ms{off}{record['speedup_over_plain'][name]:8.2f}x"
+            f"{name:34}{known}{measured:7.2f} ms{off}"
+            f"{times(record['speedup_over_plain'][name]):>9}"
+            f"{times(record['decode_speedup_over_plain'][name]):>8}"
             f"{record['tokens_per_forward'][name]:10.2f}  "
             f"{f'{differing} differ' if differing else 'yes'}"
         )
     print(
         f"\nplanned: {record['planned']}, {record['speedup_over_best_single']:.2f}x over the best "
-        f"single draft ({record['best_single']})"
+        f"single draft ({record['best_single']}), decoding alone "
+        f"{record['decode_speedup_over_best_single']:.2f}x"
     )
     for line in record["why"]:
         print(line)

@@ -1,17 +1,25 @@
-"""The decoders of the transformers library: `generate()` with our settings, on the same model."""
+"""The decoders of the transformers library: `generate()` with our settings, on the same model.
+
+Above temperature 0 the library takes the likeliest token of what our sampler makes of the logits,
+so that it says the same text as plain decoding, and as much of it. Prompt lookup and assisted
+generation then keep a draft that equals that token. An assistant draws with the same noise, as the
+draft models of our stacks do.
+"""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from bench.peers import ASSISTED, PROMPT_LOOKUP, Reply, paced
 from engine.backends.base import Backend
 from engine.backends.load_transformers import load_transformers
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError
-from engine.settings import Generation
+from engine.sampling import COLDEST, gumbel, warp
+from engine.settings import Generation, Sampling
 
 
 def transformers_peer(name: str, backend: Backend, assistant: str = "") -> "GeneratePeer":
@@ -50,14 +58,16 @@ class GeneratePeer:
         self.name, self.backend, self.settings = name, backend, settings
 
     def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
-        """One call, with the same settings as ours and the library's own random numbers."""
+        """One call, with the same settings as ours; what else the model's makers set is undone."""
         sampling, model = generation.sampling, self.backend.model
-        warm = sampling.temperature > 0
-        settings: dict[str, Any] = {"do_sample": warm, "max_new_tokens": generation.max_tokens}
-        if warm:
-            settings |= {"temperature": sampling.temperature, "min_p": sampling.min_p}
-            settings |= {"top_k": sampling.top_k, "top_p": sampling.top_p}
-            torch.manual_seed(sampling.seed)
+        settings: dict[str, Any] = {
+            "do_sample": False,
+            "max_new_tokens": generation.max_tokens,
+            "repetition_penalty": 1.0,
+            "eos_token_id": sorted(self.backend.info.eos_ids) or None,
+        }
+        if sampling.temperature >= COLDEST:
+            settings["logits_processor"] = LogitsProcessorList([Keyed(sampling)])
         inputs = torch.tensor([list(prompt)], device=model.device)
         arrivals = Arrivals()
         start = perf_counter()
@@ -72,6 +82,33 @@ class GeneratePeer:
         seconds = perf_counter() - start
         tokens = output[0, len(prompt) :].tolist()
         return Reply(tokens, seconds, arrivals.decode_seconds, arrivals.forwards)
+
+
+class Keyed(LogitsProcessor):
+    """Our sampler for one answer: the highest score is that of the token which we would choose.
+
+    The library asks for every drafted place. Ours chooses only as far as the drafts are right, so
+    behind a wrong one nothing is computed here either. Nor is it for the logits that are all alike,
+    with which prompt lookup asks which tokens are forbidden: none is.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.chosen: dict[int, int | None] = {}
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores of the place behind `input_ids`, shape (1, tokens); scores: (1, vocabulary)."""
+        position, row = input_ids.shape[1], scores[0].cpu().numpy()
+        if row[0] == row[-1] and row.min() == row.max():
+            return scores
+        before = position - 1
+        if before in self.chosen and self.chosen[before] != int(input_ids[0, before]):
+            self.chosen[position] = None
+            return scores
+        noised = warp(row, self.sampling)
+        noised += gumbel(self.sampling.seed, position, row.size)
+        self.chosen[position] = int(noised.argmax())
+        return torch.from_numpy(noised)[None].to(scores.device)
 
 
 class Arrivals:

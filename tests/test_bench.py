@@ -64,8 +64,7 @@ def test_two_prompts_end_in_one_json_line(
     for name, figures in methods.items():
         library = name in ("generate", "prompt-lookup", "assisted")
         assert library or set(figures) >= FIGURES
-        assert figures["tokens_per_second"] > 0 and figures["speedup"] > 0
-        assert figures["identical"] is (None if library and temperature != "0" else True)
+        assert figures["tokens_per_second"] > 0 and figures["identical"] is True
         assert figures["mean_acceptance_length"] >= 1 and figures["unsteady_answers"] == 0
         assert library or 0 < figures["forward_share"] < 1
         assert library or 0 <= figures["acceptance_ratio"] <= 1
@@ -79,12 +78,12 @@ def test_two_prompts_end_in_one_json_line(
             for peers in (("plain", "generate"), ("prompt-lookup", "hd-published"))
         )
         assert math.isclose(figures["speedup"], speeds[name] / fastest)
+        assert figures["speedup"] <= 1 or figures["mean_acceptance_length"] > 1
         assert math.isclose(figures["over_best_peer"], speeds[name] / best)
     assert len(report["categories"]) == 2
     assert all(set(speedups) == set(methods) for speedups in report["categories"].values())
-    if temperature == "0":
-        lookups = (methods[name]["mean_acceptance_length"] for name in ("lookup", "prompt-lookup"))
-        assert len(set(lookups)) == 1, "the same drafts, so the same forwards"
+    lookups = (methods[name]["mean_acceptance_length"] for name in ("lookup", "prompt-lookup"))
+    assert len(set(lookups)) == 1, "the same drafts, so the same forwards"
 
 
 def test_random_prompts_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,8 +204,41 @@ def test_peers_count_only_where_they_can_be_compared() -> None:
     assert summary("hd", results, 0.0)["over_best_peer"] == 2.0
     assert summary("prompt-lookup", results, 0.0)["over_best_peer"] == 0.5
     assert summary("prompt-lookup", results, 0.0)["identical"] is False
-    assert summary("prompt-lookup", results, 0.7)["identical"] is None
+    assert summary("prompt-lookup", results, 0.7)["identical"] is False
     assert summary("prompt-lookup", results, 0.7)["mean_acceptance_length"] == 2.0
+
+
+@pytest.mark.parametrize(("temperature", "base"), [(0.0, "llama-server"), (0.7, "plain")])
+def test_what_says_another_text_is_no_baseline(temperature: float, base: str) -> None:
+    from bench.measure import Result
+    from bench.speed import categories, summary
+
+    def took(seconds: float) -> list[Result]:
+        return [Result("a", [1] * 10, [seconds], [seconds], forwards=5)]
+
+    results = {"plain": took(4.0), "llama-server": took(2.0), "hd": took(1.0)}
+    found = {name: summary(name, results, temperature) for name in results}
+    assert found[base]["speedup"] == found[base]["decode_speedup"] == 1.0
+    assert found["hd"]["speedup"] == (2.0 if base == "llama-server" else 4.0)
+    ((_, ratios),) = categories(results, temperature)
+    assert ratios == {name: figures["speedup"] for name, figures in found.items()}
+    assert found["llama-server"]["identical"] is (True if temperature == 0 else None)
+
+
+def test_no_gain_is_told_of_a_method_that_had_no_draft_accepted() -> None:
+    from bench.measure import Result
+    from bench.speed import categories, summary, times
+
+    def took(seconds: float, forwards: int) -> list[Result]:
+        return [Result("a", [1] * 10, [seconds], [seconds], forwards=forwards)]
+
+    results = {"plain": took(2.0, 10), "hd": took(1.0, 10), "model": took(4.0, 10)}
+    results["lookup"] = took(1.0, 5)
+    found = {name: summary(name, results, 0.0)["speedup"] for name in results}
+    assert found == {"plain": 1.0, "hd": None, "model": 0.5, "lookup": 2.0}
+    assert summary("hd", results, 0.0)["decode_speedup"] is None
+    assert dict(categories(results, 0.0)) == {"a": found}
+    assert [times(ratio) for ratio in found.values()] == ["1.00x", "-", "0.50x", "2.00x"]
 
 
 def test_random_prompts_are_always_the_same_and_hold_no_special_tokens(embedded: Any) -> None:
@@ -246,7 +278,17 @@ def small(embedded: Any) -> Any:
     return load_assistant(str(SMALL), embedded)
 
 
-def test_the_library_says_what_plain_decoding_says(embedded: Any, small: Any) -> None:
+SAMPLERS = [
+    Sampling(0.0),
+    Sampling(0.7, seed=2),
+    Sampling(1.2, top_k=40, top_p=0.9, min_p=0.02, seed=5),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: str(sampling.temperature))
+def test_the_library_says_what_plain_decoding_says(
+    embedded: Any, small: Any, sampling: Sampling
+) -> None:
     from bench.peers import PEERS, SMALL
     from bench.transformers_peers import transformers_peer
     from engine.methods import METHODS
@@ -254,7 +296,7 @@ def test_the_library_says_what_plain_decoding_says(embedded: Any, small: Any) ->
     peers = [transformers_peer(name, embedded, str(SMALL)) for name in PEERS["transformers"]]
     assert (small.info.dtype, small.info.device) == (embedded.info.dtype, embedded.info.device)
     assert small.info.parameters < embedded.info.parameters / 4
-    wanted, ends = Generation(Sampling(0.0), max_tokens=48), set()
+    wanted, ends = Generation(sampling, max_tokens=48), set()
     for prompt in questions(embedded):
         plain = answer(embedded, METHODS["plain"], prompt, wanted)
         assert plain.forwards == len(plain.tokens) > 5
@@ -266,10 +308,50 @@ def test_the_library_says_what_plain_decoding_says(embedded: Any, small: Any) ->
             assert theirs.seconds[0] > 0 and theirs.decode_seconds[0] > 0
             forwards[peer.name] = theirs.forwards
         assert forwards["generate"] == plain.forwards
-        assert max(forwards["prompt-lookup"], forwards["assisted"]) < plain.forwards
+        assert forwards["assisted"] < plain.forwards
+        assert forwards["prompt-lookup"] < plain.forwards + (sampling.temperature > 0)
         lookup = answer(embedded, METHODS["lookup"], prompt, wanted)
         assert lookup.forwards == forwards["prompt-lookup"], "the same drafts at every step"
-    assert ends == {True, False}, "an answer that ends by itself, one that is cut"
+    if not sampling.temperature:
+        assert ends == {True, False}, "an answer that ends by itself, one that is cut"
+
+
+def test_the_library_chooses_no_more_often_than_plain_decoding(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise and cuts are the dear part of a choice: a peer is not to pay more of it than ours."""
+    from bench import transformers_peers
+    from bench.transformers_peers import transformers_peer
+
+    warps: list[int] = []
+    real = transformers_peers.warp
+    monkeypatch.setattr(
+        transformers_peers, "warp", lambda row, own: (warps.append(row.size), real(row, own))[1]
+    )
+    wanted = Generation(Sampling(0.4, seed=1), max_tokens=40)
+    for name in ("generate", "prompt-lookup"):
+        peer = transformers_peer(name, embedded)
+        for prompt in questions(embedded):
+            warps.clear()
+            said = len(peer.answer(prompt, wanted).tokens)
+            # Prompt lookup may draft, and be right, beyond the length limit.
+            assert said <= len(warps) <= said + 10 * (said == 40) * (name == "prompt-lookup")
+
+
+def test_the_library_follows_our_settings_and_not_the_makers(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.transformers_peers import transformers_peer
+    from engine.methods import METHODS
+
+    prompt = questions(embedded)[0]
+    plain = answer(embedded, METHODS["plain"], prompt, Generation(Sampling(0.0), max_tokens=24))
+    config = embedded.model.generation_config
+    monkeypatch.setattr(config, "repetition_penalty", 1.8)
+    monkeypatch.setattr(config, "eos_token_id", plain.tokens[4])
+    peer = transformers_peer("generate", embedded)
+    theirs = answer(embedded, peer, prompt, Generation(Sampling(0.0), max_tokens=24))
+    assert theirs.tokens == plain.tokens
 
 
 def test_an_assistant_with_other_tokens_is_refused(embedded: Any) -> None:

@@ -31,7 +31,13 @@ def test_a_run_measures_what_was_planned_and_its_rivals(
     singles = [name for name in measured if name.startswith("single:")]
     assert f"single:{record['best_single']}" == min(singles, key=lambda name: measured[name])
     best = measured[f"single:{record['best_single']}"]
-    assert record["speedup_over_best_single"] == pytest.approx(best / measured["hsd"], rel=1e-3)
+    decoding = record["decode_speedup_over_best_single"]
+    assert decoding == pytest.approx(best / measured["hsd"], rel=1e-3)
+    assert record["speedup_over_best_single"] > 0
+    whole, alone = record["speedup_over_plain"], record["decode_speedup_over_plain"]
+    assert whole["plain"] == alone["plain"] == 1.0 and set(whole) == set(alone) == set(measured)
+    for name, forwards in record["tokens_per_forward"].items():
+        assert forwards > 1 or (whole[name] or 0.0) <= 1 >= (alone[name] or 0.0)
     assert set(record["differing_answers"].values()) == {0}
     assert any(f"planned: {record['planned']}" in row for row in table)
 

@@ -289,6 +289,8 @@ def test_a_text_that_is_cut_within_a_character_is_the_same_up_to_there() -> None
 
 # The peers themselves, on the embedded GGUF file.
 
+SAMPLERS = [Sampling(0.0), Sampling(0.7, seed=3), Sampling(1.1, top_k=50, top_p=0.9, min_p=0.01)]
+
 
 @pytest.fixture(scope="module")
 def gguf() -> Iterator[Any]:
@@ -313,12 +315,14 @@ def plain_answer(gguf: Any, prompt: Sequence[int], generation: Generation) -> li
     return [token.id for event in events if isinstance(event, Step) for token in event.tokens]
 
 
-def check_same(gguf: Any, prompt: Sequence[int], plain: list[int], other: list[int]) -> None:
+def check_same(
+    gguf: Any, prompt: Sequence[int], plain: list[int], other: list[int], sampling: Sampling
+) -> None:
     """The same answer, up to a near-tie."""
     from bench.divergence import divergences
 
     answers = {"plain": [plain], "other": [other]}
-    for found in divergences(gguf.backend, [prompt], answers, Sampling(0.0))["other"]:
+    for found in divergences(gguf.backend, [prompt], answers, sampling)["other"]:
         assert found.gap is not None and abs(found.gap) < NEAR
 
 
@@ -338,11 +342,14 @@ def test_the_peers_get_our_settings(gguf: Any) -> None:
 
 
 @pytest.mark.gguf
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: str(sampling.temperature))
 @pytest.mark.parametrize("name", ["llama-cpp-python", "llama-lookup-python"])
-def test_llama_cpp_python_says_what_plain_decoding_says(gguf: Any, name: str) -> None:
+def test_llama_cpp_python_says_what_plain_decoding_says(
+    gguf: Any, name: str, sampling: Sampling
+) -> None:
     from bench.llama_peers import LlamaPeer
 
-    wanted = Generation(Sampling(0.0), max_tokens=48)
+    wanted = Generation(sampling, max_tokens=48)
     # Beyond one batch, where prompt lookup without logits of all tokens would break.
     long = [*prompts_of(gguf)[0][:-2], *(40 + at % 90 for at in range(300)), 1, 4]
     assert len(long) > gguf.batch
@@ -351,16 +358,16 @@ def test_llama_cpp_python_says_what_plain_decoding_says(gguf: Any, name: str) ->
             plain = plain_answer(gguf, prompt, wanted)
             first, again = (peer.answer(prompt, wanted) for _ in range(2))
             assert first.tokens == again.tokens and first.forwards == again.forwards
-            check_same(gguf, prompt, plain, first.tokens)
+            check_same(gguf, prompt, plain, first.tokens, sampling)
             assert first.decode_seconds > 0 and first.seconds > 0
             assert first.forwards <= len(first.tokens) <= 48
             if name == "llama-cpp-python":
                 assert first.forwards == len(first.tokens)
             ended = first.tokens[-1] in gguf.backend.info.eos_ids
             assert ended or len(first.tokens) == 48
-        one = peer.answer(prompt, Generation(Sampling(0.0), max_tokens=1))
+        one = peer.answer(prompt, Generation(sampling, max_tokens=1))
         assert len(one.tokens) == one.forwards == 1 and one.decode_seconds == one.seconds
-        if name == "llama-lookup-python":
+        if name == "llama-lookup-python" and not sampling.temperature:
             assert first.forwards < len(first.tokens), "a text that repeats itself"
 
 
