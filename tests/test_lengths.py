@@ -190,6 +190,20 @@ def test_a_cache_of_the_other_side_is_not_used(models: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["phi3-long", "llama-long"])
+def test_what_a_forward_across_the_switch_has_left_is_not_used(models: Any, kind: str) -> None:
+    """Draft models may make one: the worst of it is a bad draft."""
+    other, prompt = fresh(models[kind][1]), prompt_of(62, 160)
+    other.prefill(prompt, never)
+    tree = Tree(prompt[-1])
+    path = [tree.add(0, 5, ""), tree.add(1, 6, ""), tree.add(2, 7, "")]
+    other.score(tree, GREEDY)
+    other.accept(path[:1])
+    again = [*prompt, 5]
+    assert other.prefill(again, never).reused == 0
+    assert gap(other.score(Tree(5), GREEDY).row(0), alone(other, again)) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["phi3-long", "llama-long"])
 @pytest.mark.parametrize("size", [60, 63, 64, 65, 66, 200])
 def test_a_prompt_is_read_as_in_one_forward(
     models: Any, monkeypatch: pytest.MonkeyPatch, kind: str, size: int

@@ -20,6 +20,7 @@ from engine.backends.toy import (
 )
 from engine.budget import Budget
 from engine.costs import LARGEST, CostCurve
+from engine.decode import never
 from engine.drafters.base import Drafter, Likely
 from engine.hsd.family import Family
 from engine.hsd.stack import LAG, RETRY, Level, Stack
@@ -302,16 +303,28 @@ def test_a_stop_ends_the_reading_of_draft_models(rule: Rule, read: int) -> None:
 
 def test_a_level_whose_reading_was_stopped_reads_again_before_it_drafts() -> None:
     """Whatever its flag says by then: what its cache holds is not what it was told of."""
-    model, asked = Strict(), iter([False, True])
+    model, asked = Strict(), iter([False, False, True])
     level = Level(
         "small", model, 3, Sampling(0.0), Match(), VOCABULARY, cancelled=lambda: next(asked, False)
     )
-    prompt = [97 + at % 26 for at in range(3 * CHUNK)]
-    level.observe(prompt, len(prompt), None)
-    assert len(model.cache) == CHUNK
-    tree, _ = grown(level, prompt)
+    first = [*PROMPT[:20], *PROMPT]
+    level.observe(first, len(first), None)
+    other = [97 + at % 26 for at in range(3 * CHUNK)]
+    level.observe(other, len(other), None)
+    assert model.cache == other[:CHUNK]
+    for prompt in (first, other):
+        tree, _ = grown(level, prompt)
+        alone = stacked({"small": Strict()}, [3], Sampling(0.0))[-1]
+        assert tree.tokens == grown(alone, prompt)[0].tokens and model.cache == level.cached
+
+
+def test_a_level_knows_nothing_of_what_another_one_has_read() -> None:
+    model = Strict()
+    model.prefill(PROMPT, never)
+    short = list(b"once")
+    tree, _ = grown(stacked({"small": model}, [3], Sampling(0.0))[-1], short)
     alone = stacked({"small": Strict()}, [3], Sampling(0.0))[-1]
-    assert tree.tokens == grown(alone, prompt)[0].tokens and model.cache == level.cached
+    assert tree.tokens == grown(alone, short)[0].tokens
 
 
 def test_a_level_stays_within_the_room_of_its_model() -> None:
