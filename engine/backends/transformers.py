@@ -11,7 +11,7 @@ back, the next prompt then begins with an empty one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import signature
 from typing import Any
 
@@ -102,16 +102,21 @@ class Stopped(Exception):
     """A forward was cancelled between two of its layers."""
 
 
+def layers_of(model: Any) -> list[torch.nn.Module]:
+    """The layers of a model, and what else it keeps in lists."""
+    stacks = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+    return [layer for stack in stacks for layer in stack]
+
+
 @contextmanager
-def stopping(model: Any, cancelled: Callable[[], bool]) -> Iterator[None]:
+def stopping(layers: Sequence[torch.nn.Module], cancelled: Callable[[], bool]) -> Iterator[None]:
     """While it is entered, a forward raises Stopped before its next layer once it is cancelled."""
 
     def ask(*_: Any) -> None:
         if cancelled():
             raise Stopped
 
-    stacks = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
-    hooks = [layer.register_forward_pre_hook(ask) for stack in stacks for layer in stack]
+    hooks = [layer.register_forward_pre_hook(ask) for layer in layers]
     try:
         yield
     finally:
@@ -137,6 +142,7 @@ class TransformersBackend:
         self.resumes = not self.recurrent
         takes = signature(model.forward).parameters
         self.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        self.layers = layers_of(model)
         self.rotary = Rotary(model)
         self.restarts = any(starts_again(model, each) for each in self.rotary.switches)
         self.offset = 0
@@ -200,14 +206,13 @@ class TransformersBackend:
                 self.reset()
             size = 1 if self.cached else max(1, len(wanted))
         self.regime, reused = regime, len(self.cached)
-        try:
-            with stopping(self.model, cancelled), self.rotary.reading(length):
-                for start in range(reused, len(wanted), size):
+        chunks = [wanted[start : start + size] for start in range(reused, len(wanted), size)]
+        if chunks:
+            with suppress(Stopped), stopping(self.layers, cancelled), self.rotary.reading(length):
+                for chunk in chunks:
                     if cancelled():
                         break
-                    self.read(wanted[start : start + size])
-        except Stopped:
-            pass  # as the answer says
+                    self.read(chunk)
         limit = self.rotary.switch(length) if self.restarts else None
         return Filled(reused, len(self.cached) == len(wanted), limit and limit - self.offset)
 

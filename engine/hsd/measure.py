@@ -43,6 +43,7 @@ DEEPEST = 32
 RAREST = 8
 """The fewest rounds that a survival may rest on."""
 PLAIN = Drafting(tiers=(), nodes=0)
+STOPPED = "The profile was stopped. What was known before stays."
 SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 """The settings that acceptance depends on."""
 
@@ -186,7 +187,12 @@ class Profiler:
     def check(self) -> None:
         """Stop if the user wants that."""
         if self.cancelled():
-            raise Cancelled("The profile was stopped. What was known before stays.")
+            raise Cancelled(STOPPED)
+
+    def read(self, backend: Backend, context: Sequence[int]) -> None:
+        """Have a model read a text, unless that is stopped."""
+        if not backend.prefill(context, self.cancelled).complete:
+            raise Cancelled(STOPPED)
 
     def answer(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
         """The target's plain answer; its steps tell what a round costs around the forward."""
@@ -221,7 +227,15 @@ class Profiler:
     ) -> None:
         """What the smaller draft models would have said where a larger one goes on by itself."""
         for above, name in enumerate(self.names[:-1]):
-            level = Level(name, self.models[name], BRANCH, sampling, Match(), self.vocabulary)
+            level = Level(
+                name,
+                self.models[name],
+                BRANCH,
+                sampling,
+                Match(),
+                self.vocabulary,
+                cancelled=self.cancelled,
+            )
             for at in range(0, len(answer), STRIDE if above else STRIDE * BRANCH):
                 self.check()
                 context = [*prompt, *answer[:at]]
@@ -238,7 +252,7 @@ class Profiler:
         level.observe(context, len(context), None)
         # In a stack its weights have left the processor's caches while the target computed.
         target = self.models[self.target]
-        target.prefill(context, never)
+        self.read(target, context)
         target.score(Tree(context[-1]), level.sampling)
         target.accept(())
         clock = perf_counter()
@@ -262,7 +276,7 @@ class Profiler:
     ) -> list[Scored]:
         """A model's choice and law at every place of a text, from one forward."""
         backend = self.models[name]
-        backend.prefill(context, never)
+        self.read(backend, context)
         tree, row = Tree(context[-1]), 0
         for token in text[:-1]:
             row = tree.add(row, token, "")
