@@ -171,7 +171,12 @@ class Database:
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = NORMAL")  # reads the file, so it may fail
-        except sqlite3.Error:
+            if self._made and not connection.execute("PRAGMA schema_version").fetchone()[0]:
+                raise StorageError(
+                    f"{self._name} was replaced by an empty file while the program ran. Close the "
+                    "program, put the file back if you have it, and start again."
+                )
+        except BaseException:
             connection.close()
             raise
         handle = sqlite_utils.Database(connection, execute_plugins=False)

@@ -56,7 +56,7 @@ def test_every_kind_of_file(tmp_path: Path, name: str, content: bytes, wanted: l
 @pytest.mark.parametrize(
     "bad",
     ['{"text": ', '["text"]', '"text"', "7", "null", '{"body": "x"}', '{"messages": 3}',
-     '{"messages": [{"role": "user"}]}', '{"messages": ["hi"]}', "\ufeff{}", ""],
+     '{"messages": [{"role": "user"}]}', '{"messages": ["hi"]}', "\ufeff{}", "", "[" * 100_000],
 )  # fmt: skip
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "a.jsonl"

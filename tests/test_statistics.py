@@ -387,7 +387,9 @@ POISONS: dict[str, Sequence[str]] = {
     "a long title": (f"UPDATE meta SET value = '{'x' * 20_000}' WHERE name = 'title'",),
     "a blob for a number": ("UPDATE meta SET value = x'ff00' WHERE name = 'tokens'",),
     **{
-        f"{value[:9]} {name}": (f"UPDATE meta SET value = '{value}' WHERE name = '{name}'",)
+        f"{name} {value[:3]} of {len(value)}": (
+            f"UPDATE meta SET value = '{value}' WHERE name = '{name}'",
+        )
         for name in ("tokens", "documents", "keys", "entries")
         for value in ("-1", "1e9", "9" * 16, "9" * 9_000, "")
     },

@@ -125,8 +125,8 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     """Read the runs when the tab opens; draw one when it is clicked; measure again when asked."""
 
     def refresh(request: gr.Request, memory: dict[str, Any] | None) -> tuple[Any, ...]:
-        store = Traces(session.database, owner_of(session, memory, request))
         with told():
+            store = Traces(session.database, owner_of(session, memory, request))
             runs = store.history(SHOWN)
             rows, ids = [line(run) for run in runs], [run.id for run in runs]
             first = next((run for run in runs if run.method != "plain"), None)
@@ -139,9 +139,9 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     def choose(
         event: gr.SelectData, request: gr.Request, ids: list[str], memory: dict[str, Any] | None
     ) -> tuple[Any, ...]:
-        store = Traces(session.database, owner_of(session, memory, request))
         at = event.index[0] if isinstance(event.index, list | tuple) else event.index
         with told():
+            store = Traces(session.database, owner_of(session, memory, request))
             if 0 <= at < len(ids):
                 run, steps = store.get(ids[at]), store.steps(ids[at])
                 figures = drawn(session, store.history(SHOWN), run, steps)
@@ -151,12 +151,12 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     def again(
         request: gr.Request, shown: str | None, memory: dict[str, Any] | None
     ) -> Iterator[tuple[Any, Any]]:
-        store = Traces(session.database, owner_of(session, memory, request))
         yield measured(session, busy=True), gr.skip()
         with told():
             session.measure_costs()
         figure: Any = gr.skip()
         with told():
+            store = Traces(session.database, owner_of(session, memory, request))
             run, steps = (store.get(shown), store.steps(shown)) if shown else (None, [])
             figure = cost_figure(session, run, steps)
         yield measured(session), figure
