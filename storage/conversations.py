@@ -5,7 +5,6 @@ exist. A row that is damaged is shown as far as it can be, so that it can be del
 the others: a file may have been edited, or have come from a disk that fails.
 """
 
-import json
 import re
 import secrets
 import time
@@ -17,6 +16,7 @@ import sqlite_utils
 
 from engine.errors import StorageError
 from storage import exports
+from storage.columns import as_seconds, as_text, clean, from_json, to_json
 from storage.database import Database
 from storage.exports import MAX_TITLE, ROLES, Export
 
@@ -105,7 +105,7 @@ class Conversations:
 
         At most `most`, where that is not negative.
         """
-        words = _clean(search or "").strip()[:MAX_TITLE]
+        words = clean(search or "").strip()[:MAX_TITLE]
         pattern = re.sub(r"([\\%_])", r"\\\1", words)
         rows = self._db.execute_read(
             "SELECT id, title, system_prompt, settings, created, updated FROM conversations "
@@ -122,11 +122,11 @@ class Conversations:
 
     def set_system_prompt(self, id: str, system_prompt: str) -> None:
         """Give a conversation another system prompt; empty for none."""
-        self._update(id, "system_prompt", _clean(system_prompt))
+        self._update(id, "system_prompt", clean(system_prompt))
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
         """Replace a conversation's settings, which JSON must be able to hold."""
-        self._update(id, "settings", _json(dict(settings)))
+        self._update(id, "settings", to_json(dict(settings)))
 
     def delete(self, id: str) -> None:
         """Delete a conversation with its messages, its token logs and its runs."""
@@ -185,7 +185,7 @@ class Conversations:
             self._check_run(run_id)
             self._touch(handle, self._conversation_of(message_id))
             query = "UPDATE messages SET content = ?, pieces = ?, run = ? WHERE id = ?"
-            handle.execute(query, [_clean(content), _pieces_json(pieces), run_id, message_id])
+            handle.execute(query, [clean(content), _pieces_json(pieces), run_id, message_id])
 
     def truncate(self, id: str, from_position: int) -> int:
         """Delete the message at a position and all after it; the number deleted."""
@@ -223,7 +223,7 @@ class Conversations:
         """
         made = [(secrets.token_urlsafe(12), export) for export in found]
         messages = [
-            (secrets.token_urlsafe(12), id, position, role, _clean(content), created, pieces)
+            (secrets.token_urlsafe(12), id, position, role, clean(content), created, pieces)
             for id, export in made
             for position, (role, content, created, rows) in enumerate(export.messages)
             for pieces in [_pieces_json(rows)]
@@ -248,11 +248,11 @@ class Conversations:
         created: float,
         id: str = "",
     ) -> str:
-        id, words = id or secrets.token_urlsafe(12), (_title(title), _clean(system_prompt))
+        id, words = id or secrets.token_urlsafe(12), (_title(title), clean(system_prompt))
         handle.execute(
             "INSERT INTO conversations (id, owner, title, system_prompt, settings, created, "
             "updated) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [id, self._owner, *words, _json(dict(settings)), created, time.time()],
+            [id, self._owner, *words, to_json(dict(settings)), created, time.time()],
         )
         return id
 
@@ -301,23 +301,23 @@ def _insert_message(
     handle.execute(
         "INSERT INTO messages (id, conversation, position, role, content, run, created, pieces) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [id, *place, role, _clean(content), run_id, created, rows],
+        [id, *place, role, clean(content), run_id, created, rows],
     )
     stored = _stored_pieces(rows)
-    return StoredMessage(id, *place, role, _clean(content), run_id, created, stored)
+    return StoredMessage(id, *place, role, clean(content), run_id, created, stored)
 
 
 def _conversation(row: tuple[Any, ...]) -> Conversation:
     id, title, system_prompt, text, created, updated = row
-    settings = _parsed(text)
+    settings = from_json(text)
     usable = isinstance(settings, dict)
     return Conversation(
         id,
-        _text(title)[:MAX_TITLE],
-        _text(system_prompt),
+        as_text(title)[:MAX_TITLE],
+        as_text(system_prompt),
         settings if usable else {},
-        _seconds(created),
-        _seconds(updated),
+        as_seconds(created),
+        as_seconds(updated),
         not usable,
     )
 
@@ -329,16 +329,16 @@ def _message(row: tuple[Any, ...]) -> StoredMessage:
         conversation,
         position,
         role,
-        _text(content),
+        as_text(content),
         run_id,
-        _seconds(created),
+        as_seconds(created),
         _stored_pieces(pieces),
     )
 
 
 def _stored_pieces(text: object) -> tuple[Piece, ...] | None:
     """The pieces of a message; None, as for one without, where they are damaged."""
-    rows = None if text is None else _parsed(text)
+    rows = None if text is None else from_json(text)
     if not isinstance(rows, list) or not all(map(_is_piece, rows)):
         return None
     return tuple(Piece(*row) for row in rows)
@@ -353,49 +353,17 @@ def _is_piece(row: Any) -> bool:
     return bool(whole and 0 <= probability <= 1)
 
 
-def _parsed(text: object) -> Any:
-    """The value of a stored JSON text; None where it is damaged."""
-    if not isinstance(text, str):
-        return None
-    try:
-        found = json.loads(text)
-        # JSON can write half a surrogate pair, which cannot be sent to a page.
-        return json.loads(_json(found)) if "\\u" in text else found
-    except (RecursionError, ValueError):
-        return None
-
-
-def _text(value: object) -> str:
-    """A text column's value, of whatever type it was found to be."""
-    return value if isinstance(value, str) else repr(value)
-
-
-def _seconds(value: object) -> float:
-    """A time column's value; 0 where it is none."""
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
 def _missing(id: str) -> StorageError:
     return StorageError(f"There is no conversation {id!r}. It may be deleted: pick another.")
 
 
-def _clean(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 and so SQLite cannot hold."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
 def _title(title: str) -> str:
-    title = _clean(title).strip()
+    title = clean(title).strip()
     if not title or len(title) > MAX_TITLE:
         given = f"{title[:40]!r} ({len(title)} characters)"
         raise StorageError(f"A title cannot be {given}. Give it 1 to {MAX_TITLE} characters.")
     return title
 
 
-def _json(value: object) -> str:
-    """A JSON text that is UTF-8, so without lone surrogates, like all texts that are stored."""
-    return _clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
-
-
 def _pieces_json(pieces: Iterable[Sequence[Any]] | None) -> str | None:
-    return None if pieces is None else _json(list(pieces))
+    return None if pieces is None else to_json(list(pieces))

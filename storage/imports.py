@@ -13,10 +13,11 @@ from storage import exports
 from storage.exports import Export
 
 MAX_CONVERSATIONS = 10_000
-MAX_MESSAGES = 500_000
+MAX_MESSAGES = 200_000
 MAX_PIECES = 1_000_000
 MAX_CHARS = 100_000_000
-"""The most that is taken from one file: about twenty times a large export of ChatGPT."""
+"""The most that is taken from one file: thousands of conversations of ordinary length. They are
+stored in one transaction, and an answer that grows meanwhile waits so long for its own."""
 
 
 @dataclass(frozen=True, slots=True)

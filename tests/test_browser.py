@@ -341,6 +341,28 @@ def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
     end(process)
 
 
+def test_an_import_is_opened_and_its_upload_deleted(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / ".local" / "strata"
+    process, url, _ = start(folder)
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    visit(page, url)
+    message = {"role": "user", "content": "A question from elsewhere"}
+    contents = {"chat.json": json.dumps([message]), "deep.json": "[" * 100_000}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+        page.locator(".tools input[type=file]").set_input_files(tmp_path / name)
+        if name == "chat.json":
+            expect(page.locator("#tokens .turn.said")).to_have_text(message["content"])
+        else:
+            expect(page.locator(".toast-body")).to_contain_text("too deeply")
+    page.close()
+    end(process)
+    assert (folder / "uploads").is_dir()
+    left = [path for path in (folder / "uploads").rglob("*") if path.is_file()]
+    assert [path for path in left if path.stat().st_size] == []
+
+
 def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> None:
     process, url, said = start(tmp_path, "--host", "0.0.0.0")
     found = re.search(r"'guest' with the password (\S+)", said)
