@@ -19,7 +19,8 @@ POLICY = (
 )
 """Nothing is loaded from elsewhere, whatever an answer or an imported conversation asks for.
 Gradio itself needs inline and evaluated scripts."""
-MAX_UPLOAD = "32mb"
+MAX_UPLOAD, GUESTS_UPLOAD = "128mb", "32mb"
+"""An export of thousands of conversations is large; reading it takes several times its size."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -95,7 +96,7 @@ def launch(blocks: gr.Blocks, options: Options, port: int) -> str:
         quiet=True,
         footer_links=[],
         allowed_paths=[],
-        max_file_size=MAX_UPLOAD,
+        max_file_size=GUESTS_UPLOAD if options.public else MAX_UPLOAD,
         enable_monitoring=False,
         ssr_mode=False,
         mcp_server=False,
