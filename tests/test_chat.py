@@ -43,11 +43,12 @@ def say(
 ) -> tuple[Prefill, str, list[int], str | None]:
     """One turn: the prefill, the answer's text and tokens, and why it ended."""
     generation = Generation(Sampling(temperature=1.5, seed=seed), max_tokens=most, stop=stop)
-    first, *steps = chat.reply(chat.prompt(messages), [], generation, Drafting())
+    first, *events = chat.reply(chat.prompt(messages), [], generation, Drafting())
     assert isinstance(first, Prefill)
-    tokens = [token for step in steps if isinstance(step, Step) for token in step.tokens]
-    finish = steps[-1].finish  # type: ignore[union-attr]
-    return first, "".join(token.text for token in tokens), [token.id for token in tokens], finish
+    steps = [event for event in events if isinstance(event, Step)]
+    tokens = [token for step in steps for token in step.tokens]
+    text = "".join(token.text for token in tokens)
+    return first, text, [token.id for token in tokens], steps[-1].finish
 
 
 def user(text: str) -> Message:

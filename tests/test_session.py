@@ -22,7 +22,7 @@ from engine.decode import decode
 from engine.drafters.context import ContextTier
 from engine.errors import Cancelled, PromptError, SettingError, StorageError
 from engine.methods import METHODS
-from engine.sampling import gumbel
+from engine.sampling import Floats, draw
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import Event, Finish, Followers, Step, Work
@@ -709,14 +709,20 @@ def draws_of(progress: Iterator[Any]) -> list[tuple[int, int]]:
     real = decode
 
     def counted(*arguments: Any) -> Iterator[Event]:
-        before = gumbel.cache_info().misses
+        before = len(drawn)
         tokens = 0
         for event in real(*arguments):
             tokens += len(event.tokens) if isinstance(event, Step) else 0
             yield event
-        found.append((tokens, gumbel.cache_info().misses - before))
+        found.append((tokens, len(drawn) - before))
 
+    def drawing(*place: int) -> Floats:
+        drawn.append(place)
+        return draw(*place)
+
+    drawn: list[tuple[int, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.sampling.draw", drawing)
         patch.setattr("app.comparison.decode", counted)
         list(progress)
     return found

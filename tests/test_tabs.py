@@ -62,7 +62,7 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session) -> None:
             session, ()
         )
         assert ("two plain runs" in compare.idle(session)) is not can_tree
-        assert ("start from an empty cache" in compare.idle(session)) is can_tree
+        assert ("start from nothing" in compare.idle(session)) is can_tree
 
 
 def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
