@@ -176,13 +176,13 @@ class Handlers:
                 if fresh:
                     store.set_system_prompt(conversation, system)
                     store.set_settings(conversation, preferences.mapping())
-            stored = shown(self.session, self.parts, owner, conversation)
+            now = shown(self.session, self.parts, owner, conversation)
         except StrataError as error:
             warn(str(error))
             return {self.parts.pending: None}
         self.session.viewing[request.session_hash or ""] = conversation
         return {
-            **stored,
+            **now,
             **working(self.parts, True),
             self.current: conversation,
             self.parts.box: "",
@@ -238,12 +238,12 @@ class Handlers:
                 raise PromptError("There is nothing to answer yet. Write a message first.")
             self.ready(values)
             self.session.drop_answer(owner, conversation)
-            stored = shown(self.session, self.parts, owner, conversation)
+            now = shown(self.session, self.parts, owner, conversation)
         except StrataError as error:
             warn(str(error))
             return {self.parts.pending: None}
         return {
-            **stored,
+            **now,
             **working(self.parts, True),
             self.parts.proof: "",
             self.parts.pending: conversation,
@@ -278,12 +278,12 @@ class Handlers:
             messages = self.session.conversations(owner).messages(conversation or "")
             at = data.index if isinstance(data.index, int) else data.index[0]
             self.session.edit(owner, conversation or "", messages[at].position, str(data.value))
-            stored = shown(self.session, self.parts, owner, conversation)
+            now = shown(self.session, self.parts, owner, conversation)
         except StrataError as error:
             warn(str(error))
             return {self.parts.pending: None}
         return {
-            **stored,
+            **now,
             **working(self.parts, True),
             self.parts.pending: conversation,
         }
