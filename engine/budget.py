@@ -5,8 +5,9 @@ node of path probability p adds p tokens, so growing on pays while p / E exceeds
 of a further node. The tree is then cut where its worth was highest: at no node at all when
 nothing pays. Without a measured cost curve, a node pays when it is likelier than the threshold.
 
-Looking for drafts takes time as well. Where that goes on to cost more than the drafts save, it
-rests for some steps and then tries again; meanwhile only near databases are glanced at.
+Looking for drafts takes time as well, and so does learning what they come from. Where that goes on
+to cost more than the drafts save, drafting rests for some steps and then tries again; meanwhile
+only near databases are glanced at, and they learn no more than costs a hundredth of the time.
 """
 
 from engine.costs import LARGEST, CostCurve
@@ -87,6 +88,10 @@ GLANCE = 32
 """In a rest, one step of so many looks into the near databases."""
 FIRST = 2
 """The step of an answer that does so first: there are some words to go by."""
+SLIGHT = 0.01
+"""The share of a rest that learning may take."""
+HEARD = 32
+"""Tokens whose time to learn counts as much as what was known of it before."""
 
 
 class Governor:
@@ -108,16 +113,47 @@ class Governor:
         self.drafting, self.vocabulary, self.rests = drafting, vocabulary, rests
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
         self.steps = 0
+        self.resting = self.waited = False
 
     def budget(self, depth: int) -> Budget:
         """The budget of the next step, whose tree may be `depth` levels deep."""
         resting = self.rests and self.costs is not None and self.costs.trial.rest > 0
+        self.waited, self.resting = self.resting or resting, resting
         glance = self.steps % GLANCE == FIRST
         self.steps += 1
         room = 0 if resting and not glance else depth
         budget = Budget(self.drafting, room, self.vocabulary, self.costs)
         budget.near = resting
         return budget
+
+    def lesson(self, new: int) -> int:
+        """How many of `new` tokens that were not learned yet are to be learned now: the latest.
+
+        All of them, but of those that were decided in a rest only what takes little of its time.
+        """
+        if self.costs is None or not self.waited:
+            return new
+        most = new * SLIGHT * self.costs.seconds(0) / self.costs.trial.lesson
+        return min(new, int(most))
+
+    def learned(self, seconds: float, tokens: int) -> None:
+        """So many tokens took so long to learn. In a step that drafts, that was also about what
+        the drafts were worth, and says nothing of what waits."""
+        if self.costs is not None and self.waited:
+            trial = self.costs.trial
+            trial.lesson += tokens / (tokens + HEARD) * (seconds / tokens - trial.lesson)
+
+    def taught(self, seconds: float, read: int = 0) -> None:
+        """A whole text was learned: a prompt with `read` new tokens, or an answer that is over.
+
+        What drafts save pays for that first.
+        """
+        if self.costs is None or not self.rests:
+            return
+        trial = self.costs.trial
+        trial.owed += seconds / self.costs.seconds(0)
+        if read:
+            trial.lesson += read / (read + HEARD) * (seconds / read - trial.lesson)
 
     def observe(self, step: Step, learning: float = 0.0) -> None:
         """A step is over; `learning` is the part of its drafting that was no look-up."""
@@ -136,11 +172,13 @@ class Governor:
             trial.rest = 0 if emitted > 2 else trial.rest - 1
             return
         plain = self.costs.seconds(0)
-        saved = emitted - (self.costs.seconds(nodes) + looking + models) / plain
+        saved = emitted - (self.costs.seconds(nodes) + looking + models + learning) / plain
+        paid = min(trial.owed, max(saved, 0.0))
+        trial.owed, saved = trial.owed - paid, saved - paid
         # One hiccup of the machine must not decide.
         trial.credit = min(trial.credit + max(saved, -1.0), CREDIT)
         if trial.credit >= CREDIT:
             trial.pause = 0
         elif trial.credit < 0:
             trial.pause = min(max(SHORTEST, 2 * trial.pause), LONGEST)
-            trial.rest, trial.credit = trial.pause, AGAIN
+            trial.rest, trial.credit, trial.owed = trial.pause, AGAIN, 0.0

@@ -36,6 +36,8 @@ SURPRISE = 1.5
 REFRESH = 32
 LARGEST = 128
 """No tree is larger: costs are tabulated up to here."""
+LESSON = 3e-6
+"""Seconds to learn a token, until it was measured."""
 IDLE = 128
 """Steps after which a way of stepping that was not used (plainly, drafted) is tried again."""
 
@@ -44,13 +46,17 @@ IDLE = 128
 class Trial:
     """Whether drafting pays, as it was found in the answers so far (engine/budget.py weighs it).
 
-    `credit` is what it may lose before it rests, in plain steps; what it saves adds to it. `rest`
-    are the steps that it is left out for from now on, and `pause` those of the last rest.
+    `credit` is what it may lose before it rests, in plain steps; what it saves adds to it, once it
+    has paid what is `owed` for learning whole texts. `rest` are the steps that it is left out for
+    from now on, and `pause` those of the last rest. `lesson` is the seconds that the databases need
+    to learn a token.
     """
 
     credit: float = 3.0
+    owed: float = 0.0
     rest: int = 0
     pause: int = 0
+    lesson: float = LESSON
 
 
 class CostCurve:

@@ -46,15 +46,15 @@ def decode(
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
-    lesson, vocabulary = Lesson(drafters, tokens), backend.info.vocabulary_size
+    vocabulary = backend.info.vocabulary_size
     governor = Governor(drafting, vocabulary, costs, any(d.name != STACK for d in drafters))
+    lesson = Lesson(drafters, tokens, governor)
     rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
     try:
         clock = perf_counter()
         filled = backend.prefill(tokens, cancelled)
         if filled.complete:
-            lesson.add(len(tokens))
-            lesson.learn()
+            lesson.read(len(tokens) - filled.reused)
         yield Prefill(len(tokens), filled.reused, perf_counter() - clock)
         index = 0
         while answer.finish is None:
@@ -91,9 +91,7 @@ def decode(
             index += 1
     finally:
         clock = perf_counter()
-        lesson.learn()
-        for drafter in drafters:
-            drafter.finish(tokens, len(tokens) - len(prompt))
+        lesson.finish(len(tokens) - len(prompt))
         learned = perf_counter() - clock
     yield Learned(learned)
 
@@ -106,13 +104,20 @@ def depth_of(backend: Backend, length: int, limit: int) -> int:
 
 
 class Lesson:
-    """The decided tokens that the drafters have yet to learn; in a rest it grows until they are
-    asked again. `likely` is of the last step, None where there were several."""
+    """The decided tokens that the drafters have yet to learn, the last `new`; in a rest it grows
+    until they are asked again. `likely` is of the last step, None where there were several. The
+    governor is told how long learning took."""
 
-    def __init__(self, drafters: Sequence[Drafter], tokens: Sequence[int]) -> None:
-        self.drafters, self.tokens = drafters, tokens
+    def __init__(
+        self, drafters: Sequence[Drafter], tokens: Sequence[int], governor: Governor
+    ) -> None:
+        self.drafters, self.tokens, self.governor = drafters, tokens, governor
         self.new = 0
         self.likely: Likely | None = None
+
+    def read(self, fresh: int) -> None:
+        """Have the drafters learn the prompt, of which `fresh` tokens are new."""
+        self.governor.taught(self.observe(len(self.tokens), None), fresh)
 
     def add(self, new: int, likely: Likely | None = None) -> None:
         """The last `new` tokens were decided."""
@@ -120,11 +125,31 @@ class Lesson:
         self.new += new
 
     def learn(self) -> None:
-        """Have the drafters learn them."""
-        if self.new:
-            for drafter in self.drafters:
-                drafter.observe(self.tokens, self.new, self.likely)
-            self.new = 0
+        """Have the drafters learn them, or as many of the last as the governor allows."""
+        new = self.governor.lesson(self.new)
+        if new:
+            seconds = self.observe(new, self.likely if new == self.new else None)
+            self.governor.learned(seconds, new)
+        self.new = 0
+
+    def finish(self, new: int) -> None:
+        """Let the drafters keep the answer, the last `new` tokens."""
+        self.learn()
+        self.governor.taught(self.timed(lambda drafter: drafter.finish(self.tokens, new)))
+
+    def observe(self, new: int, likely: Likely | None) -> float:
+        """Have the drafters observe the last `new` tokens: the seconds that it took."""
+        return self.timed(lambda drafter: drafter.observe(self.tokens, new, likely))
+
+    def timed(self, work: Callable[[Drafter], None]) -> float:
+        """Do it for every drafter: the seconds that it took, without those of draft models, which
+        have a gate of their own."""
+        seconds = 0.0
+        for drafter in self.drafters:
+            clock = perf_counter()
+            work(drafter)
+            seconds += perf_counter() - clock if drafter.name != STACK else 0.0
+        return seconds
 
 
 def successors(scores: Scores, rows: Sequence[int]) -> Likely:

@@ -249,11 +249,93 @@ def test_a_glance_asks_near_databases_alone_and_ends_a_rest_that_is_over() -> No
         assert governor.budget(20).near == rests, "one token may be chance"
 
 
-def test_what_draft_models_take_is_lost_and_what_learning_takes_is_not() -> None:
+def test_what_draft_models_take_is_lost_and_so_is_what_learning_takes() -> None:
     costs = Still({0: 1.0, 9: 1.0})
     before = costs.trial.credit
     Governor(Drafting(), 100, costs).observe(step(3, 2, 1.75, draft_small=1.0), learning=0.5)
-    assert costs.trial.credit == before + 2 - (1.0 + 0.25 + 1.0)
+    assert costs.trial.credit == before + 2 - (1.0 + 0.25 + 1.0 + 0.5)
+
+
+def test_learning_alone_can_make_drafting_rest() -> None:
+    """Drafts that save half a step cost one to learn from."""
+    costs = Still({0: 1.0, 9: 1.0})
+    governor = Governor(Drafting(), 100, costs)
+    for number in range(tries(Trial().credit, 0.5)):
+        assert not costs.trial.rest, number
+        governor.budget(20)
+        governor.observe(step(3, 2, 1.5), learning=1.0 + (number % 2) / 8)
+    assert costs.trial.rest == SHORTEST
+    governor = Governor(Drafting(), 100, Still({0: 1.0, 9: 1.0}))
+    for _ in range(100):
+        governor.budget(20)
+        governor.observe(step(3, 2, 0.5), learning=0.25)
+    assert governor.costs is not None and governor.costs.trial.credit == CREDIT
+
+
+def test_a_whole_text_is_paid_by_what_is_saved_before_that_counts() -> None:
+    costs = Still({0: 2.0, 9: 2.0})
+    governor = Governor(Drafting(), 100, costs)
+    governor.taught(3.0, read=30)
+    before = costs.trial.credit
+    assert costs.trial.owed == 1.5
+    for owed, credit in ((0.5, before), (0.0, before + 0.5), (0.0, before + 1.5)):
+        governor.observe(step(3, 2))
+        assert (costs.trial.owed, costs.trial.credit) == (owed, credit)
+    governor.taught(9.0)
+    governor.observe(step(3, 1, 1.0))
+    assert (costs.trial.owed, costs.trial.credit) == (4.5, before + 1.0), "a loss is one at once"
+    while not costs.trial.rest:
+        governor.observe(step(3, 1, 1.0))
+    assert costs.trial.owed == 0.0, "what a rest ends is not carried on"
+
+
+def test_of_a_rest_the_latest_is_learned_as_far_as_it_is_cheap() -> None:
+    costs = Still({0: 1.0, 9: 1.0})
+    governor = Governor(Drafting(nodes=9), 100, costs)
+    costs.trial.lesson = 0.05
+    governor.budget(20)
+    assert governor.lesson(7) == 7, "all that a step decided"
+    costs.trial.rest = 3
+    for _ in range(3):
+        governor.budget(20)
+        assert governor.lesson(50) == 10, "10 x 0.05 is a hundredth of 50 steps"
+        governor.observe(step(0))
+    assert not costs.trial.rest
+    governor.budget(20)
+    assert governor.lesson(50) == 10, "decided in the rest that is over"
+    governor.budget(20)
+    assert governor.lesson(50) == 50
+    costs.trial.rest, costs.trial.lesson = 3, 0.01
+    governor.budget(20)
+    assert governor.lesson(50) == 50, "cheap enough to leave nothing out"
+
+
+def test_how_long_learning_takes_is_measured_where_nothing_else_is() -> None:
+    costs = Still({0: 1.0, 9: 1.0})
+    governor = Governor(Drafting(nodes=9), 100, costs)
+    governor.budget(20)
+    governor.learned(99.0, 3)
+    assert costs.trial.lesson == Trial().lesson, "in a step that drafts, that was about the drafts"
+    governor.taught(32.0, read=32)
+    assert costs.trial.lesson == pytest.approx(0.5, rel=1e-3)
+    costs.trial.rest = 1
+    governor.budget(20)
+    governor.learned(80.0, 32)
+    assert costs.trial.lesson == pytest.approx(1.5, rel=1e-3)
+
+
+def test_without_an_account_all_is_learned_and_nothing_is_charged() -> None:
+    costs = Still({0: 1.0, 9: 1.0})
+    for governor in (
+        Governor(Drafting(), 100, None),
+        Governor(Drafting(), 100, costs, rests=False),
+    ):
+        governor.budget(20)
+        governor.taught(9.0, 9)
+        governor.learned(9.0, 9)
+        governor.observe(step(3, 1, 9.0), learning=5.0)
+        assert governor.lesson(50) == 50
+    assert costs.trial == Trial()
 
 
 def test_what_drafting_was_worth_is_known_in_the_next_answer() -> None:

@@ -132,6 +132,23 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
     assert size == min(len(left), len(right)) or left[size] != right[size]
 
 
+def test_what_was_left_out_is_logged_and_not_learned() -> None:
+    """In a rest on a fast model: the tokens between two lessons, and those behind the last."""
+    saved: list[int] = []
+    tier = ContextTier((), saved.extend)
+    tokens = list(range(30))
+    tier.observe(tokens[:10], 10, None)
+    tier.observe(tokens[:20], 4, None)
+    assert tier.log == tier.seen == tokens[:20]
+    assert said(tier, 12) == [], "left out"
+    assert said(tier, 14, 15) == [{16: 1}] * 2 and said(tier, 18) == [{19: 1}]
+    tier.finish(tokens, 20)
+    assert saved == tier.log == tier.seen == tokens and said(tier, 20) == []
+    tier.observe([*tokens, 77, 78], 32, None)
+    assert tier.log == [*tokens, 77, 78] and said(tier, 29) == [{77: 1}], "and goes on from there"
+    assert said(ContextTier(saved), 20) == [{21: 1}], "when it is opened again, all is learned"
+
+
 @pytest.mark.parametrize("cap", [20, 50])
 def test_a_live_log_forgets_as_the_stored_one_does(cap: int) -> None:
     """Between two answers; what is left is as if it had been all from the start."""

@@ -332,3 +332,19 @@ def test_the_same_state_drafts_the_same_tree() -> None:
         for policy in POLICIES
     ]
     assert all(first == second and len(first) > 9 for first, second in trees)
+
+
+@pytest.mark.parametrize(("new", "learns"), [(5, True), (3, False)])
+def test_only_what_the_tree_was_grown_for_teaches_how_far_evidence_can_be_trusted(
+    new: int, learns: bool
+) -> None:
+    """In a rest the first of the decided tokens may have been left out."""
+    calibration = Calibration()
+    hierarchy = Hierarchy([ContextTier([1, 2, 3, 4, 5, 6, 7] * 3)], calibration)
+    tokens = [1, 2, 3]
+    tree, _ = grow(hierarchy, tokens)
+    assert len(tree)
+    hierarchy.observe([*tokens, 4, 5, 6, 7, 1], new, None)
+    assert bool(calibration.rows()) == learns
+    hierarchy.observe([*tokens, 4, 5, 6, 7, 1, 2], 1, None)
+    assert bool(calibration.rows()) == learns, "the tree is gone either way"

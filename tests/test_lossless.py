@@ -205,7 +205,8 @@ def test_every_cost_of_a_forward_with_and_without_the_harvest(
             assert_lossless(plain_toy(wanted), fast)
             accepted += sum(sum(step.accepted.values()) for step in fast)
             drafted |= {bool(step.proposed) for step in fast}
-    assert accepted > (100 if costs != "never" else -1)
+    # Against a curve that follows the clock, drafts for this fast a model soon rest.
+    assert accepted > {"never": -1, "learning": 0}.get(costs, 100)
     if costs == "usual":
         assert drafted == {True, False}, "some steps paid, some did not"
 

@@ -56,6 +56,11 @@ class ContextTier:
             add(tuple(log[-KEY:]), token)
             log.append(token)
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Log decided tokens that are not learned, as that would have taken too long."""
+        self.log += tokens
+        self.seen += tokens
+
     def expect(self, prompt: Sequence[int]) -> None:
         """A log that was just loaded holds these tokens of the next prompt already."""
         if self.log and not self.seen:
@@ -74,11 +79,13 @@ class ContextTier:
                 # The conversation was edited: keep the old words, lead in with the shared ones.
                 self.extend(tokens[max(0, start - KEY) : start])
             del self.seen[start:]
+        self.skip(tokens[len(self.seen) : start])
         self.extend(tokens[start:])
         self.seen += tokens[start:]
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Hand what was logged since the last time to the store; forget what is too old."""
+        self.skip(tokens[max(len(self.seen), len(tokens) - new) :])
         fresh, self.unsaved = self.log[self.unsaved :], len(self.log)
         if fresh:
             self.save(fresh)

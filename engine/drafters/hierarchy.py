@@ -44,7 +44,9 @@ class Hierarchy:
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         self.tree = Tree(0)
         self.bets: list[Bet] = []
-        self.first, self.grown = 1, False
+        self.first = 1
+        self.grown: int | None = None
+        """How many tokens were decided when the tree was grown that is to be learned from."""
         self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
         """What was found in this step: drafting asks first, learning asks again."""
         self.near = tiers[:-1] or tiers
@@ -64,7 +66,7 @@ class Hierarchy:
         before = len(tree)
         self.tree, self.bets, self.first = tree, [], before + 1
         # A glance teaches nothing: what it would learn from takes the look-ups that it spares.
-        self.grown = not budget.near
+        self.grown = None if budget.near else len(tokens)
         if budget.nodes:
             for group in [self.near] if budget.near else self.groups:
                 self.grow_from(group, tree, suffix, budget)
@@ -158,14 +160,14 @@ class Hierarchy:
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Learn which evidence the decided tokens bore out, then let the tiers learn them."""
         start = len(tokens) - new
-        if self.grown:
-            self.grown = False
+        if self.grown == start:
             self.settle(tokens[start:])
             self.bets = []  # the next step may go by without a draft from here
             for at in range(start, len(tokens)):
                 suffix = tuple(tokens[max(0, at - LONGEST) : at])
                 for group in self.groups:
                     self.calibration.learn(self.chain(group, suffix), tokens[at])
+        self.grown = None
         self.chains.clear()  # what the tiers learn now changes their answers
         for tier in self.tiers:
             tier.observe(tokens, new, likely)
