@@ -13,6 +13,8 @@ from math import inf
 from statistics import median
 from time import perf_counter
 
+import numpy as np
+
 from engine.backends.base import Backend
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -105,26 +107,20 @@ class CostCurve:
         `slopes[n]` is the smallest relative cost per further node over all larger trees: a jump
         of the curve just ahead must not hide that a few nodes more are free.
         """
-        table = [
+        self.table = [
             self.seconds(nodes) + self.other + nodes * self.node for nodes in range(LARGEST + 1)
         ]
-        self.table = table
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
-        ends = [(size, table[size]) for size in sorted({*marks, LARGEST})]
-        self.slopes = []
-        for nodes, here in enumerate(table[:-1]):
-            rise = table[nodes + 1] - here
-            for size, there in ends:
-                if size > nodes and (there - here) < rise * (size - nodes):
-                    rise = (there - here) / (size - nodes)
-            self.slopes.append(max(0.0, rise) / here)
+        table, nodes, ends = np.array(self.table), np.arange(LARGEST), np.array([*marks, LARGEST])
+        here, gaps = table[:-1], ends - nodes[:, None]
+        rises = (table[ends] - here[:, None]) / np.maximum(gaps, 1)
+        rise = np.minimum(np.where(gaps > 0, rises, inf).min(axis=1), np.diff(table))
+        slopes = np.maximum(rise, 0.0) / here
+        self.slopes = slopes.tolist()
         self.cheapest = min(self.slopes)
         # The node that makes n of n + 1 is the least likely of them, so E is 1 + n p at least.
-        self.entry = min(
-            slope / (1 - nodes * slope)
-            for nodes, slope in enumerate(self.slopes)
-            if nodes * slope < 1
-        )
+        paying = nodes * slopes < 1
+        self.entry = float((slopes[paying] / (1 - nodes[paying] * slopes[paying])).min())
         self.slopes.append(inf)
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
