@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from engine.sampling import (
+    PLACES,
     Noise,
     choose,
     distribution,
