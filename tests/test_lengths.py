@@ -53,13 +53,23 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-long": (
         "LlamaConfig", {**WIDE, "max_position_embeddings": 256, "rope_parameters": FACTORS},
     ),
+    "gemma3-long": (
+        "Gemma3TextConfig",
+        {**WIDE, "sliding_window": 8, "max_position_embeddings": 256,
+         "layer_types": ["sliding_attention", "full_attention"],
+         "rope_parameters": {
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+             "full_attention": FACTORS,
+         }},
+    ),
     "llama-dynamic": (
         "LlamaConfig",
         {**WIDE, "max_position_embeddings": 96,
          "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
     ),
 }  # fmt: skip
-"""The library starts again at the switch with the first, and goes on with the second."""
+"""The library starts again at the switch with the first, and goes on with the next two: one has
+factors for each kind of layer."""
 SIZES = (30, 50, 61, 63, 64, 65, 66, 90)
 """Prompts before, at and beyond the switch; answers of 30 tokens cross it from most of them."""
 
@@ -116,6 +126,7 @@ def test_what_the_library_does_at_the_switch_is_found_out(models: Any) -> None:
     assert found == {
         "phi3-long": ([SWITCH], True),
         "llama-long": ([SWITCH], False),
+        "gemma3-long": ([SWITCH], False),
         "llama-dynamic": ([], False),
     }
     assert all(b.info.can_tree and not b.info.note for _, b in models.values())
@@ -173,7 +184,7 @@ def test_later_turns_across_the_switch(models: Any, kind: str) -> None:
     assert reused.count(False) == len(switches), "read anew at the switch alone"
 
 
-@pytest.mark.parametrize("kind", ["phi3-long", "llama-long"])
+@pytest.mark.parametrize("kind", ["phi3-long", "llama-long", "gemma3-long"])
 def test_a_cache_of_the_other_side_is_not_used(models: Any, kind: str) -> None:
     _, backend = models[kind]
     long, short = prompt_of(100, 160), [*prompt_of(31, 160)[:30], 7]
@@ -189,7 +200,7 @@ def test_a_cache_of_the_other_side_is_not_used(models: Any, kind: str) -> None:
     assert gap(one.score(Tree(8), GREEDY).row(0), alone(one, other)) < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["phi3-long", "llama-long"])
+@pytest.mark.parametrize("kind", ["phi3-long", "llama-long", "gemma3-long"])
 def test_what_a_forward_across_the_switch_has_left_is_not_used(models: Any, kind: str) -> None:
     """Draft models may make one: the worst of it is a bad draft."""
     other, prompt = fresh(models[kind][1]), prompt_of(62, 160)
@@ -203,7 +214,7 @@ def test_what_a_forward_across_the_switch_has_left_is_not_used(models: Any, kind
     assert gap(other.score(Tree(5), GREEDY).row(0), alone(other, again)) < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["phi3-long", "llama-long"])
+@pytest.mark.parametrize("kind", ["phi3-long", "llama-long", "gemma3-long"])
 @pytest.mark.parametrize("size", [60, 63, 64, 65, 66, 200])
 def test_a_prompt_is_read_as_in_one_forward(
     models: Any, monkeypatch: pytest.MonkeyPatch, kind: str, size: int
