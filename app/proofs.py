@@ -44,7 +44,8 @@ def pairs(
     drafters_of(method, base, family, generation.sampling)
 
     def drafters() -> list[Drafter]:
-        return session.drafters(owner, method, base.for_measuring(), generation.sampling)
+        fresh, sampling = base.for_measuring(), generation.sampling
+        return session.drafters(owner, method, fresh, sampling, cancelled)
 
     def costs() -> CostCurve | None:
         return session.costs.copy_of(method)

@@ -252,7 +252,8 @@ class Session:
         if room.databases.context.log:
             fresh = self.chat.counted(messages[-1].content)
             room.databases.context.expect(prompt[: max(0, len(prompt) - fresh)])
-        drafters = self.drafters(owner, method, room.databases, generation.sampling)
+        sampling = generation.sampling
+        drafters = self.drafters(owner, method, room.databases, sampling, cancelled)
         costs = self.costs.of(method) if drafters else None
         writer = Writer(
             self.conversations(owner),
@@ -337,13 +338,20 @@ class Session:
         self.rooms.close(owner, conversation_id)
 
     def drafters(
-        self, owner: str, method: Method, databases: Databases, sampling: Sampling
+        self,
+        owner: str,
+        method: Method,
+        databases: Databases,
+        sampling: Sampling,
+        cancelled: Callable[[], bool],
     ) -> list[Drafter]:
-        """What drafts for one answer, its faults become notices.
+        """What drafts for one answer, its faults become notices. Draft models that read a prompt
+        end that once it is cancelled.
 
         Raises SettingError for draft models that are not there.
         """
-        found = drafters_of(method, databases, self.stacks.family_for(sampling), sampling)
+        family = self.stacks.family_for(sampling)
+        found = drafters_of(method, databases, family, sampling, cancelled)
         return [Guarded(d, lambda text: self.report(owner, text)) for d in found]
 
     # measuring

@@ -111,7 +111,7 @@ def trials(
         at = number % len(tried)
         for entry in [*tried[at:], *tried[:at]]:
             fresh = databases.for_measuring()
-            drafters = drafters_of(entry.method, fresh, family, generation.sampling)
+            drafters = drafters_of(entry.method, fresh, family, generation.sampling, cancelled)
             curve = costs(entry.method) if entry.gated else None
             drafts = tuple(family.drafts.values())
             running = run(

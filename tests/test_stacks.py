@@ -20,7 +20,7 @@ from app.stack_trials import Trial, prompts_of
 from app.stacks import Candidate, Stacks, amount
 from app.writer import Update
 from engine import costs as engine_costs
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Filled
 from engine.backends.memory import Need
 from engine.backends.toy import ToyBackend, deviating
 from engine.compare import Speedup
@@ -570,3 +570,22 @@ def test_samplers_are_told_in_words() -> None:
         "temperature 0.5, top-k 20, top-p 0.9, min-p 0.1"
     )
     assert sampler_words(sampler_of(Sampling(0.0))) == "temperature 0"
+
+
+def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
+    session: Session, stacks: Stacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[bool] = []
+    draft = stacks.drafts["small"]
+    prefill = draft.prefill
+
+    def reading(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        session.stop(ME, conversation)
+        heard.append(cancelled())
+        return prefill(tokens, cancelled)
+
+    monkeypatch.setattr(draft, "prefill", reading)
+    conversation = session.say(ME, None, "hello there")
+    method = Preferences(Generation(SAMPLING, 50), "single:small", fresh_seed=False)
+    *_, last = session.answer(ME, conversation, method)
+    assert isinstance(last, Update) and last.finish == "cancelled" and heard == [True]
