@@ -55,7 +55,7 @@ def headline(figures: Metrics | None, speedup: Speedup | None) -> str:
         (
             "First token",
             milliseconds(figures.ttft_seconds) if figures and figures.forwards else "–",
-            "model time, without waiting",
+            "model time",
             "",
         ),
     ]
@@ -78,10 +78,10 @@ def times(ratio: float | None) -> str:
 def speedup_note(speedup: Speedup | None) -> str:
     """What the speedup is of, and how to get one."""
     if speedup is None:
-        return "not measured: press Prove it"
+        return "press Prove it to measure"
     if speedup.whole is None:
         return NO_GAIN
-    return f"whole answer, plain over accelerated; decoding alone {times(speedup.decoding)}"
+    return f"of the whole answer; decoding alone {times(speedup.decoding)}"
 
 
 def milliseconds(seconds: float) -> str:

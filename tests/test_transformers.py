@@ -1,6 +1,6 @@
 """The torch backend: tree rows equal chains, roll-back, prefix reuse, and many kinds of models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from engine.methods import METHODS, Databases
 from engine.sampling import distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
-from engine.types import Message, Prefill, Step
+from engine.types import Learned, Message, Prefill, Step
 from tests.test_lossless import Adversary, assert_lossless, events_of, tokens_of
 
 if TYPE_CHECKING:
@@ -612,5 +612,5 @@ def test_events_are_those_of_any_backend(embedded: Any) -> None:
         decode(fresh(embedded), prompt_of(5), [], Generation(GREEDY, max_tokens=3), Drafting())
     )
     assert isinstance(events[0], Prefill) and events[0].tokens == 5
-    check: Callable[[object], bool] = lambda event: isinstance(event, Step)  # noqa: E731
-    assert all(map(check, events[1:]))
+    assert all(isinstance(event, Step) for event in events[1:-1])
+    assert isinstance(events[-1], Learned)
