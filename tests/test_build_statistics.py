@@ -41,9 +41,9 @@ def lines(records: Sequence[object]) -> bytes:
         ("a", b"no suffix", ["no suffix"]),
         ("a.jsonl", lines(RECORDS), TEXTS),
         ("a.txt.xz", lzma.compress(b"packed"), ["packed"]),
-        ("a.txt.gz", gzip.compress(b"packed"), ["packed"]),
+        ("a.txt.gz", gzip.compress(b"packed", mtime=0), ["packed"]),
         ("a.jsonl.xz", lzma.compress(lines(RECORDS)), TEXTS),
-        ("a.jsonl.gz", gzip.compress(lines(RECORDS)), TEXTS),
+        ("a.jsonl.gz", gzip.compress(lines(RECORDS), mtime=0), TEXTS),
         ("a.jsonl", b"", []),
     ],
 )
@@ -83,9 +83,9 @@ NOISE = np.random.Generator(np.random.Philox(key=1)).bytes(400).hex().encode()
         ("a.txt.xz", b"not xz"),
         ("a.txt.gz", b"not gzip"),
         ("a.txt.xz", lzma.compress(NOISE)[:60]),
-        ("a.txt.gz", gzip.compress(NOISE)[:60]),
+        ("a.txt.gz", gzip.compress(NOISE, mtime=0)[:60]),
         ("a.txt.xz", corrupt(lzma.compress(NOISE))),
-        ("a.txt.gz", corrupt(gzip.compress(NOISE))),
+        ("a.txt.gz", corrupt(gzip.compress(NOISE, mtime=0))),
         ("a.txt", None),
     ],
 )
