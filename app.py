@@ -58,7 +58,7 @@ def serve(options: Options) -> None:
         database.notices += session.models.notices
         for notice in database.notices:
             print(f"strata: {notice}", file=sys.stderr)
-        blocks = ui.build(session, database.notices)
+        blocks = ui.build(session, database.notices, options.password is not None)
         address = server.launch(blocks, options, port)
         if options.made_up:
             print(f"Log in as {options.user!r} with the password {options.password}", flush=True)

@@ -1,16 +1,12 @@
-"""The command line: what may be said, and who may come in.
+"""The command line: what may be said.
 
 Imports nothing heavy, so that `--help` answers at once.
 """
 
 import argparse
-import hmac
 import ipaddress
 import secrets
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -132,32 +128,3 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-class Gate:
-    """Checks name and password in constant time; after too many failures it stays shut a while."""
-
-    FAILURES, WINDOW_SECONDS = 8, 60.0
-
-    def __init__(
-        self, user: str, password: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.expected = (user.encode(), password.encode())
-        self.clock = clock
-        self.failures: deque[float] = deque()
-        self.lock = threading.Lock()
-
-    def __call__(self, user: str, password: str) -> bool:
-        """Whether to let in. While shut, even the right password is refused."""
-        with self.lock:
-            now = self.clock()
-            while self.failures and now - self.failures[0] > self.WINDOW_SECONDS:
-                self.failures.popleft()
-            if len(self.failures) >= self.FAILURES:
-                return False
-            name_fits = hmac.compare_digest(user.encode(), self.expected[0])
-            password_fits = hmac.compare_digest(password.encode(), self.expected[1])
-            if name_fits and password_fits:
-                return True
-            self.failures.append(now)
-            return False

@@ -38,10 +38,17 @@ def transcript(messages: Sequence[StoredMessage]) -> dict[str, Any]:
     return {"turns": turns, "names": drafts(p for m in messages for p in m.pieces or ())}
 
 
-def growing(pieces: Sequence[Piece], start: int) -> dict[str, Any]:
-    """The answer under way from token `start` on, for the token view to append."""
-    tail = pieces[start:]
-    return {"growing": {"from": start, "tokens": [row(p) for p in tail]}, "names": drafts(tail)}
+def growing(
+    pieces: Sequence[Piece], start: int, before: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The answer under way from token `start` on, for the token view to append to what it shows,
+    or to the transcript `before`."""
+    tail, earlier = pieces[start:], before or {}
+    return {
+        **earlier,
+        "growing": {"from": start, "tokens": [row(p) for p in tail]},
+        "names": {**earlier.get("names", {}), **drafts(tail)},
+    }
 
 
 def bubbles(messages: Sequence[StoredMessage], growing: str | None = None) -> list[dict[str, Any]]:

@@ -1,50 +1,35 @@
-"""Serving the interface: a free port, headers that keep the page to itself, no surprises."""
+"""Serving the interface: a free port, every request checked first, no surprises."""
 
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import gradio as gr
-from starlette.middleware import Middleware
+from gradio.routes import App, ORJSONResponse
+from starlette.types import ASGIApp
 
 from app import ui
-from app.arguments import FIRST_PORT, PORTS_TRIED, Gate, Options
+from app.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts
+from app.arguments import FIRST_PORT, PORTS_TRIED, Options
+from app.login import Gate, LogIns
+from app.turns import MOST_WAITING
 from engine.errors import SettingError
 
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "media-src 'self' data: blob:; connect-src 'self'; worker-src 'self' blob:; "
-    "frame-src 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"
-)
-"""Nothing is loaded from elsewhere, whatever an answer or an imported conversation asks for.
-Gradio itself needs inline and evaluated scripts."""
-MAX_UPLOAD, GUESTS_UPLOAD = "128mb", "32mb"
-"""An export of thousands of conversations is large; reading it takes several times its size."""
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+THREADS = MOST_WAITING + 40
+"""Every waiting run keeps one for a moment, again and again; 40 are for everything else."""
 
 
-class KeepsToItself:
-    """Adds the policy to every response, without touching the body."""
+class Server(App):
+    """Gradio's app behind `Access`, which sees every request before all else."""
 
-    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
-        self.app = app
+    def __init__(self, access: Callable[[ASGIApp], ASGIApp]) -> None:
+        self.access = access
+        super().__init__(default_response_class=ORJSONResponse)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"content-security-policy", POLICY.encode()),
-                    (b"referrer-policy", b"no-referrer"),
-                    (b"x-content-type-options", b"nosniff"),
-                ]
-            await send(message)
-
-        await self.app(scope, receive, send_with_policy)
+    def build_middleware_stack(self) -> ASGIApp:
+        """All layers, ours outermost."""
+        return self.access(super().build_middleware_stack())
 
 
 def is_free(host: str, port: int) -> bool:
@@ -86,6 +71,7 @@ def pick_port(host: str, wanted: int | None) -> int:
 def launch(blocks: gr.Blocks, options: Options, port: int) -> str:
     """Start serving in the background; returns the address to open."""
     gate = Gate(options.user, options.password) if options.user and options.password else None
+    hosts = Hosts(options.host, port)
     _, local, public = blocks.queue(default_concurrency_limit=4, api_open=False).launch(
         server_name=options.host,
         server_port=port,
@@ -95,15 +81,22 @@ def launch(blocks: gr.Blocks, options: Options, port: int) -> str:
         prevent_thread_lock=True,
         quiet=True,
         footer_links=[],
+        run_history=False,
         allowed_paths=[],
+        max_threads=THREADS,
         max_file_size=GUESTS_UPLOAD if options.public else MAX_UPLOAD,
         enable_monitoring=False,
         ssr_mode=False,
         mcp_server=False,
+        num_workers=0,
         pwa=False,
-        app_kwargs={"middleware": [Middleware(KeepsToItself)]},
         favicon_path=ui.ASSETS / "logo.svg",
         theme=ui.theme(),
         css=ui.css(),
+        _app=Server(partial(Access, hosts=hosts, log_ins=LogIns())),
     )
+    if public:
+        hosts.share(public)
+    # Gradio's own page for a shared app fetches its script from another server.
+    blocks.share = False
     return str(public or local)

@@ -39,6 +39,10 @@ RESTORE_THEME = """() => {
   const chosen = localStorage.getItem("strata-theme");
   if (chosen) document.body.classList.toggle("dark", chosen === "dark");
 }"""
+LOG_OUT = """async () => {
+  await fetch("/logout", { method: "POST" });
+  location.reload();
+}"""
 
 
 def theme() -> gr.themes.Base:
@@ -116,9 +120,9 @@ def header(session: Session, notices: Sequence[str]) -> str:
     )
 
 
-def build(session: Session, notices: Sequence[str] = ()) -> gr.Blocks:
+def build(session: Session, notices: Sequence[str] = (), password: bool = False) -> gr.Blocks:
     """All tabs, wired. Guests get no models, no stack and no databases tab, so that the events of
-    these do not exist for them."""
+    these do not exist for them. Where a `password` let them in, they can log out."""
     blocks = gr.Blocks(
         title="Strata", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_KEPT
     )
@@ -127,6 +131,7 @@ def build(session: Session, notices: Sequence[str] = ()) -> gr.Blocks:
         current = gr.State(None)
         head = gr.HTML(header(session, notices), elem_id="header", apply_default_css=False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
+        leave = gr.Button("Log out", size="sm", elem_id="log-out", visible=password)
         drafts, choice = None, None
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
@@ -161,6 +166,7 @@ def build(session: Session, notices: Sequence[str] = ()) -> gr.Blocks:
         wire_page(session, blocks, memory, current, (follow, refresh, opening))
         blocks.load(None, js=RESTORE_THEME, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
+        leave.click(None, js=LOG_OUT, **AT_ONCE)
     return blocks
 
 

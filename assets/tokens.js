@@ -1,6 +1,6 @@
 // The token view: one text node per token, never markup. `props.names` says what the sources are
-// called; `props.value` (app/render.py) holds either all turns, or the tail of the answer under
-// way, which overlaps what was sent before, so that an update may be skipped without a gap. Draft
+// called; `props.value` (app/render.py) holds all turns, the tail of the answer under way, or both;
+// the tail overlaps what was sent before, so that an update may be skipped without a gap. Draft
 // models come with the tokens that they drafted: `value.names`, each with its colour.
 const legend = element.querySelector(".legend");
 const list = element.querySelector(".turns");
@@ -144,8 +144,8 @@ function draw() {
   const value = props.value || {};
   learn(value.names);
   const near = list.scrollHeight - list.scrollTop - list.clientHeight < 120;
+  if (value.turns || !value.growing) drawAll(value.turns || []);
   if (value.growing) grow(value.growing);
-  else drawAll(value.turns || []);
   drawLegend();
   if (near || !value.growing) list.scrollTop = list.scrollHeight;
 }

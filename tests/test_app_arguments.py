@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from app.arguments import EMBEDDED, Gate, is_local, parse
+from app.arguments import EMBEDDED, is_local, parse
 from engine.settings import Runtime
 
 
@@ -96,15 +96,3 @@ def test_nonsense_is_refused_with_its_value(
 def test_local_addresses() -> None:
     assert all(map(is_local, ["127.0.0.1", "localhost", "::1", "127.1.2.3"]))
     assert not any(map(is_local, ["0.0.0.0", "::", "192.168.1.5", "example.org"]))
-
-
-def test_the_gate_checks_both_and_shuts_after_failures() -> None:
-    now = [0.0]
-    gate = Gate("ann", "pässword", clock=lambda: now[0])
-    assert gate("ann", "pässword")
-    assert not gate("bob", "pässword") and not gate("ann", "wrong") and not gate("", "")
-    for _ in range(Gate.FAILURES):
-        gate("ann", "guess")
-    assert not gate("ann", "pässword"), "shut: even the right one waits"
-    now[0] += Gate.WINDOW_SECONDS + 1
-    assert gate("ann", "pässword")

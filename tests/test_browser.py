@@ -53,13 +53,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     end(process)
 
 
+def chromium() -> str:
+    """The browser that is installed."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    assert found, "These tests need Chromium: apt-get install chromium."
+    return found
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next(filter(None, map(shutil.which, names)), None)
-    assert chromium, "These tests need Chromium: apt-get install chromium."
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        opened = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         yield opened
         opened.close()
 

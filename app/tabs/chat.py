@@ -17,6 +17,8 @@ from app.tabs.screen import (
     Stream,
     shown,
     stored,
+    view_of,
+    viewed,
     working,
 )
 from app.tabs.settings import Controls
@@ -176,7 +178,7 @@ class Handlers:
                 if fresh:
                     store.set_system_prompt(conversation, system)
                     store.set_settings(conversation, preferences.mapping())
-            now = shown(self.session, self.parts, owner, conversation)
+            now = shown(self.session, self.parts, request, owner, conversation)
         except StrataError as error:
             warn(str(error))
             return {self.parts.pending: None}
@@ -205,10 +207,11 @@ class Handlers:
         owner, here = owner_of(self.session, memory, request), request.session_hash or ""
         try:
             messages = self.session.conversations(owner).messages(conversation)
-            stream = Stream(self.session, self.parts, messages)
+            view = view_of(self.session, request)
+            stream = Stream(self.session, self.parts, messages, view)
             for update in self.session.answer(owner, conversation, self.controls.read(values)[1]):
                 there = self.session.viewing.get(here) == conversation
-                view = self.session.views.get(here, TOKENS) if there else ""
+                view = view_of(self.session, request) if there else ""
                 changes = stream.changes(update, view)
                 if changes:
                     yield changes
@@ -219,7 +222,7 @@ class Handlers:
         pass_on(self.session, owner)
         if self.session.viewing.get(here) == conversation:
             with told():
-                final = shown(self.session, self.parts, owner, conversation)
+                final = shown(self.session, self.parts, request, owner, conversation)
                 yield {**final, self.parts.proof: "", self.parts.pending: None}
         else:
             yield {self.parts.pending: None}
@@ -238,7 +241,7 @@ class Handlers:
                 raise PromptError("There is nothing to answer yet. Write a message first.")
             self.ready(values)
             self.session.drop_answer(owner, conversation)
-            now = shown(self.session, self.parts, owner, conversation)
+            now = shown(self.session, self.parts, request, owner, conversation)
         except StrataError as error:
             warn(str(error))
             return {self.parts.pending: None}
@@ -278,7 +281,7 @@ class Handlers:
             messages = self.session.conversations(owner).messages(conversation or "")
             at = data.index if isinstance(data.index, int) else data.index[0]
             self.session.edit(owner, conversation or "", messages[at].position, str(data.value))
-            now = shown(self.session, self.parts, owner, conversation)
+            now = shown(self.session, self.parts, request, owner, conversation)
         except StrataError as error:
             warn(str(error))
             return {self.parts.pending: None}
@@ -319,12 +322,28 @@ class Handlers:
             return {}
         return {self.parts.figures: panel(run.metrics, run.steps, proof.speedup)}
 
-    def look(self, request: gr.Request, choice: str) -> list[Any]:
-        """Switch between tokens and Markdown."""
+    def look(
+        self,
+        request: gr.Request,
+        choice: str,
+        conversation: str | None,
+        memory: dict[str, Any] | None,
+    ) -> dict[Any, Any]:
+        """Switch between tokens and Markdown. An answer under way fills the new view itself."""
         self.session.views[request.session_hash or ""] = choice
-        return [
-            gr.update(visible=True if choice == name else "hidden") for name in (TOKENS, MARKDOWN)
-        ]
+        owner = owner_of(self.session, memory, request)
+        content: dict[Any, Any] = {}
+        if conversation and not self.session.runs.busy(owner, conversation):
+            with told():
+                messages = self.session.conversations(owner).messages(conversation)
+                content = viewed(self.parts, choice, messages)
+        return {
+            part: gr.update(
+                visible=True if choice == name else "hidden",
+                **({"value": content[part]} if part in content else {}),
+            )
+            for part, name in ((self.parts.tokens, TOKENS), (self.parts.bubbles, MARKDOWN))
+        }
 
 
 def wire(
@@ -360,4 +379,5 @@ def wire(
     parts.edit.click(on.take_back, [current, memory], [parts.box, parts.editing], **AT_ONCE)
     parts.stop.click(on.stop, [current, memory], None, **AT_ONCE)
     parts.prove.click(on.prove, [current, memory], [*screen, parts.proof, parts.figures], **AT_ONCE)
-    parts.view.change(on.look, parts.view, [parts.tokens, parts.bubbles], **AT_ONCE)
+    looked = [parts.view, current, memory]
+    parts.view.change(on.look, looked, [parts.tokens, parts.bubbles], **AT_ONCE)

@@ -163,7 +163,7 @@ class Handlers:
         # It is open whatever of it cannot be shown: so it can be deleted.
         updates |= screen.blank(self.talk)
         with told():
-            updates |= screen.shown(self.session, self.talk, owner, conversation)
+            updates |= screen.shown(self.session, self.talk, request, owner, conversation)
             if conversation:
                 updates |= self.settings_of(self.session.conversations(owner).get(conversation))
             updates[self.talk.figures] = screen.last_figures(self.session, owner, conversation)

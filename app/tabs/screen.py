@@ -58,13 +58,30 @@ def stored(parts: Parts) -> list[Any]:
     return [*views, parts.send, parts.stop, parts.again, parts.edit, parts.prove]
 
 
-def shown(session: Session, parts: Parts, owner: str, conversation: str | None) -> dict[Any, Any]:
+def view_of(session: Session, request: gr.Request) -> str:
+    """The view that a page has chosen."""
+    return session.views.get(request.session_hash or "", TOKENS)
+
+
+def viewed(
+    parts: Parts, view: str, messages: Sequence[StoredMessage], growing: str | None = None
+) -> dict[Any, Any]:
+    """The messages in the view that is looked at. The hidden one holds nothing: what it would
+    render, nobody has asked to see."""
+    return {
+        parts.tokens: render.transcript(messages if view == TOKENS else ()),
+        parts.bubbles: render.bubbles(messages, growing) if view == MARKDOWN else [],
+    }
+
+
+def shown(
+    session: Session, parts: Parts, request: gr.Request, owner: str, conversation: str | None
+) -> dict[Any, Any]:
     """Everything that shows a conversation, as it is stored."""
     messages = session.conversations(owner).messages(conversation) if conversation else ()
     busy = conversation is not None and session.runs.busy(owner, conversation)
     return {
-        parts.tokens: render.transcript(messages),
-        parts.bubbles: render.bubbles(messages),
+        **viewed(parts, view_of(session, request), messages),
         parts.empty: gr.update(visible=not messages),
         **working(parts, busy),
     }
@@ -119,25 +136,30 @@ class Stream:
 
     OVERLAP = 12
 
-    def __init__(self, session: Session, parts: Parts, messages: Sequence[StoredMessage]) -> None:
-        self.session, self.parts, self.messages = session, parts, messages
+    def __init__(
+        self, session: Session, parts: Parts, messages: Sequence[StoredMessage], view: str
+    ) -> None:
+        self.session, self.parts, self.messages, self.view = session, parts, messages, view
         self.sent: deque[int] = deque([0], maxlen=self.OVERLAP)
-        self.view = ""
         self.waited = False
         self.figures_due = Pace(FIGURES_SECONDS)
 
     def changes(self, update: Update | Waiting, view: str) -> dict[Any, Any]:
-        """The changes for a page that shows `view`, "" for another conversation."""
+        """The changes for a page that shows `view`, "" for another conversation. A view that was
+        hidden until now is given the earlier messages too, and the other one is emptied."""
         if isinstance(update, Waiting):
             self.waited = True
             return {self.parts.proof: waiting_line(update)} if view else {}
+        changes: dict[Any, Any] = {}
         if view != self.view:
             self.view, self.sent = view, deque([0], maxlen=self.OVERLAP)
-        changes: dict[Any, Any] = {}
+            if view:
+                changes = viewed(self.parts, view, self.messages, update.text)
         if self.waited and view:
             self.waited, changes[self.parts.proof] = False, ""
         if view == TOKENS:
-            changes[self.parts.tokens] = render.growing(update.pieces, self.sent[0])
+            before = changes.get(self.parts.tokens)
+            changes[self.parts.tokens] = render.growing(update.pieces, self.sent[0], before)
             self.sent.append(len(update.pieces))
         elif view == MARKDOWN:
             changes[self.parts.bubbles] = render.bubbles(self.messages, update.text)
