@@ -1,6 +1,7 @@
 """Every request is checked: whose name it asks for, what for, and who asks."""
 
 import asyncio
+import http.client
 import re
 import socket
 from itertools import product
@@ -10,9 +11,11 @@ from urllib.parse import quote
 
 import gradio as gr
 import pytest
+from gradio import routes
 
 from app import server
 from app.access import MAX_UPLOAD, Access, Hosts, Refusal, check, own_cookie
+from app.arguments import parse
 from app.asgi import Headers
 from app.login import LogIns
 
@@ -308,6 +311,39 @@ def test_no_spelling_makes_the_server_fetch(prefix: str, name: str) -> None:
                 sent.raw.append((b"host", f"127.0.0.1:{PORT}"))
                 check(hosts, "GET", path, sent)
             assert refused.value.status == 404, path
+
+
+def test_the_server_fetches_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the paths as they are sent, which the web server decodes before they are looked at."""
+    fetched: list[str] = []
+
+    async def fetch(url: str, request: object) -> object:
+        fetched.append(url)
+        return routes.PlainTextResponse("fetched")
+
+    monkeypatch.setattr(routes, "secure_url_stream_response", fetch)
+    port = server.pick_port("127.0.0.1", 0)
+
+    async def launched() -> gr.Blocks:
+        with gr.Blocks(analytics_enabled=False) as blocks:
+            gr.HTML("inside")
+        server.launch(blocks, parse(["--no-browser"]), port)
+        return blocks
+
+    blocks = asyncio.run(launched())
+    target = "http://198.51.100.7/x"
+    encoded = target.replace(":", "%3A").replace("/", "%2F")
+    spelled = [target, encoded, encoded.replace("%", "%25"), "hTTp:%5C%5C198.51.100.7", "//a/b"]
+    names = ("file=", "%66ile=", "file%3D", "file/", "file%3d/", "proxy=")
+    statuses = set()
+    for path in [f"/gradio_api/{name}{target}" for name in names for target in spelled]:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.putrequest("GET", path)
+        connection.endheaders()
+        statuses.add(connection.getresponse().status)
+        connection.close()
+    blocks.close(verbose=False)
+    assert fetched == [] and statuses == {404}
 
 
 @pytest.mark.parametrize("path", ["/assets/../x", "/static/a/../../x", "/assets/..", "/a\n", "/\n"])
