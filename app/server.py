@@ -15,7 +15,6 @@ from app.login import Gate, LogIns
 from app.turns import MOST_WAITING
 from engine.errors import SettingError
 
-
 THREADS = MOST_WAITING + 40
 """Every waiting run keeps one for a moment, again and again; 40 are for everything else."""
 
