@@ -188,7 +188,7 @@ def test_the_chat_shows_a_speedup_only_against_a_plain_run_of_the_same_prompt(
     parts = made(build)
     wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
     conversation = session.say("local", None, "hello there")
-    stream = screen.Stream(session, parts, ())
+    stream = screen.Stream(session, parts, (), screen.TOKENS)
     *_, last = session.answer("local", conversation, wanted)
     assert last.metrics.kept > 0, "there is a gain to measure"
     live = stream.changes(last, screen.TOKENS)[parts.figures]
