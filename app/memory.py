@@ -15,7 +15,8 @@ from app.rooms import Rooms
 LIMIT = 512 << 20
 """Bytes for open conversations, pasts and remembered look-ups in the statistics together. What the
 answer under way uses stays even where that alone is more: a log at its cap (storage/contexts.py)
-takes up to 140 MB."""
+takes up to 140 MB. Beside it, what is shared by all is bounded where it is kept: noise by 32 MB
+(engine/sampling.py), followers of keys seen once by 32 MB (engine/types.py)."""
 
 K = TypeVar("K")
 V = TypeVar("V")

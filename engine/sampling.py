@@ -19,9 +19,8 @@ LIKELY = 0.02
 """Successors of less probability are of no use to a drafter."""
 COLDEST = 1e-4
 """Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
-NOISE, PLACES = 32 << 20, 128
-"""What is kept of noise, in bytes and in positions: 32 positions of the largest vocabularies
-(262,144 tokens). The next step visits no position further back."""
+POSITIONS, NOISE = 128, 32 << 20
+"""Noise is kept of so many positions and bytes: of 262,144 tokens, 32 positions take them."""
 
 
 def draw(seed: int, position: int, size: int) -> Floats:
@@ -41,7 +40,7 @@ def draw(seed: int, position: int, size: int) -> Floats:
 
 
 class Noise:
-    """What `draw` gave last, within `limit` bytes and PLACES positions: a drafted position is often
+    """What `draw` gave last, POSITIONS and `limit` bytes at most: a drafted position is often
     visited again by the next step."""
 
     def __init__(self, limit: int) -> None:
@@ -60,7 +59,7 @@ class Noise:
         if noise is None:
             noise = self.kept[key] = draw(seed, position, size)
             self.bytes += noise.nbytes
-            while len(self.kept) > PLACES or self.bytes > self.limit and len(self.kept) > 1:
+            while len(self.kept) > POSITIONS or (self.bytes > self.limit and len(self.kept) > 1):
                 self.bytes -= self.kept.popitem(last=False)[1].nbytes
         return noise
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from engine.sampling import (
-    PLACES,
     Noise,
     choose,
     distribution,
@@ -192,7 +191,7 @@ def test_noise_is_kept_within_its_bytes_whatever_the_vocabulary(size: int) -> No
         assert kept(3, position, size) is noise, "drawn once"
     held = sum(array.nbytes for array in kept.kept.values())
     assert held == kept.bytes <= 32 << 20
-    assert len(kept.kept) == min(PLACES, (32 << 20) // (4 * size))
+    assert len(kept.kept) == min(128, (32 << 20) // (4 * size))
     small = Noise(1)
     assert (small(3, 9, size) == kept(3, 9, size)).all()
     small(3, 10, size)
