@@ -316,7 +316,7 @@ def test_no_event_is_an_api_for_others(page: Page, address: str) -> None:
     reply = page.request.get(f"{address}gradio_api/info")
     assert not reply.ok or json.loads(reply.text())["named_endpoints"] == {}
     policy = page.request.get(address).headers["content-security-policy"]
-    assert "default-src 'self'" in policy
+    assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
 
 
 def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
@@ -393,6 +393,8 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         finished(page)
         page.wait_for_timeout(500)
         titles.append(page.locator("#conversations label").all_inner_texts())
+        page.click("#log-out")
+        expect(page.get_by_label("password")).to_be_visible(timeout=PATIENCE)
         context.close()
     assert titles == [["The first guest's words"], ["The second guest's words"]]
     end(process)

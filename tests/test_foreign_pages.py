@@ -25,6 +25,8 @@ SECRET = "A secret conversation"
 ATTACK = (Path(__file__).parent / "foreign.js").read_text(encoding="utf-8")
 NAMES = ("x.localhost", "localhost.", "evil.example", "evil.example.", "0.0.0.0")
 """Names that lead to this machine and are not the program's."""
+UNGUARDED = "LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests"
+"""Guards of newer browsers, which others do not have: the program must not rest on them."""
 
 
 class Place(NamedTuple):
@@ -65,7 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def browser() -> Iterator[Browser]:
     rules = ", ".join(f"MAP {name} 127.0.0.1" for name in ("evil.example", "evil.example."))
     with sync_playwright() as playwright:
-        flags = [*FLAGS, f"--host-resolver-rules={rules}"]
+        flags = [*FLAGS, f"--host-resolver-rules={rules}", f"--disable-features={UNGUARDED}"]
         opened = playwright.chromium.launch(executable_path=chromium(), args=flags)
         yield opened
         opened.close()
