@@ -12,7 +12,7 @@ import pytest
 
 from app.preferences import Preferences
 from app.session import Session
-from app.tabs import chat, conversations, settings
+from app.tabs import chat, conversations, screen, settings
 from engine.backends.toy import ToyBackend
 from storage.database import Database
 from storage.traces import Traces
@@ -228,3 +228,40 @@ def test_the_list_shows_the_newest_and_finds_the_others(
         return [title for title, _ in on.redraw(REQUEST, None, search, {})[0]["choices"]]
 
     assert titles("") == ["three", "two"] and titles("one") == ["one"]
+
+
+@pytest.fixture
+def talking(session: Session) -> chat.Handlers:
+    def build() -> chat.Handlers:
+        with gr.Blocks():
+            talk, controls = chat.build(session), settings.build(session)
+            return chat.Handlers(session, talk, controls, gr.State(None))
+
+    return made(build)
+
+
+def filled(on: chat.Handlers, view: str, conversation: str) -> bool:
+    """Whether switching to a view fills it."""
+    part = on.parts.tokens if view == screen.TOKENS else on.parts.bubbles
+    return "value" in on.look(REQUEST, view, conversation, {})[part]
+
+
+def test_a_view_is_filled_by_who_switches_to_it_unless_an_answer_grows_there(
+    session: Session, talking: chat.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    other = session.model.stream(number for number in (1, 2))
+    assert next(other) == 1
+    conversation, elsewhere = (session.say(ME, None, text) for text in ("hello", "there"))
+    session.viewing["page"] = conversation
+    values = [part.value for part in talking.controls.inputs]
+    changes = talking.answer(REQUEST, conversation, {}, *values)
+    assert talking.parts.proof in next(changes), "it waits for the model"
+    assert filled(talking, screen.MARKDOWN, conversation)
+    other.close()  # type: ignore[attr-defined]
+    assert talking.parts.bubbles in next(c for c in changes if talking.parts.bubbles in c)
+    assert not filled(talking, screen.TOKENS, conversation)
+    assert filled(talking, screen.TOKENS, elsewhere)
+    session.views["page"] = screen.MARKDOWN
+    *_, last = changes
+    assert last[talking.parts.bubbles] and filled(talking, screen.TOKENS, conversation)

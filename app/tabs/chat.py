@@ -148,6 +148,8 @@ class Handlers:
         self, session: Session, parts: Parts, controls: Controls, current: gr.State
     ) -> None:
         self.session, self.parts, self.controls, self.current = session, parts, controls, current
+        self.filling: dict[str, str] = {}
+        """The conversation whose answer grows on a page."""
 
     def ready(self, values: Sequence[Any]) -> tuple[str, Preferences]:
         """System prompt and preferences; raises SettingError where they could not be followed,
@@ -213,12 +215,17 @@ class Handlers:
                 there = self.session.viewing.get(here) == conversation
                 view = view_of(self.session, request) if there else ""
                 changes = stream.changes(update, view)
+                if not isinstance(update, Waiting):
+                    self.filling[here] = conversation
                 if changes:
                     yield changes
         except Cancelled:
             pass  # it left the queue, and what is stored is shown below
         except StrataError as error:
             warn(str(error))
+        finally:
+            # Before the view is read for the last time: who switches it from now on fills it.
+            self.filling.pop(here, None)
         pass_on(self.session, owner)
         if self.session.viewing.get(here) == conversation:
             with told():
@@ -329,11 +336,12 @@ class Handlers:
         conversation: str | None,
         memory: dict[str, Any] | None,
     ) -> dict[Any, Any]:
-        """Switch between tokens and Markdown. An answer under way fills the new view itself."""
-        self.session.views[request.session_hash or ""] = choice
+        """Switch between tokens and Markdown. An answer that grows here fills the new view."""
+        here = request.session_hash or ""
+        self.session.views[here] = choice
         owner = owner_of(self.session, memory, request)
         content: dict[Any, Any] = {}
-        if conversation and not self.session.runs.busy(owner, conversation):
+        if conversation and self.filling.get(here) != conversation:
             with told():
                 messages = self.session.conversations(owner).messages(conversation)
                 content = viewed(self.parts, choice, messages)
