@@ -292,7 +292,7 @@ def test_a_waiting_answer_says_so_and_can_leave_the_queue(
     assert run(session.answer(ME, second, preferences())).text
 
 
-def test_a_guest_may_have_one_request_waiting_and_loses_nothing_by_another(
+def test_a_guest_may_have_one_request_waiting(
     db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
