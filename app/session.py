@@ -249,9 +249,11 @@ class Session:
         self.memory.fit(self.loaded, self.rooms, owner)
         self.chat.tokens = room.tokens
         prompt, dropped = self.chat.fit(messages)
-        if room.databases.context.log:
-            fresh = self.chat.counted(messages[-1].content)
-            room.databases.context.expect(prompt[: max(0, len(prompt) - fresh)])
+        context = room.databases.context
+        if context.log and not context.seen:
+            # It was opened again: all but the last message was logged before.
+            fresh = len(self.backend.tokenize(self.backend.render(messages[-1:])))
+            context.expect(prompt[: max(0, len(prompt) - fresh)])
         sampling = generation.sampling
         drafters = self.drafters(owner, method, room.databases, sampling, cancelled)
         costs = self.costs.of(method) if drafters else None

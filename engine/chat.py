@@ -43,7 +43,7 @@ class Chat:
         return splice(self.backend, text, self.tokens if known is None else known)
 
     def text(self, messages: Sequence[Message]) -> str:
-        """The same as text."""
+        """The text of the prompt for the next answer. Raises PromptError as `prompt` does."""
         if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
             raise PromptError("The message is empty. Write something first.")
         return self.backend.render(messages)

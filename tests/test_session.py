@@ -447,6 +447,16 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
     assert len(grown) - len(logged) < len(logged) + again.metrics.tokens
 
 
+def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
+    session: Session, db: Database, toy: ToyBackend
+) -> None:
+    conversation, _ = ask(session, "the first words")
+    later = Session(toy, db)
+    later.say(ME, conversation, "some other words")
+    run(later.answer(ME, conversation, preferences()))
+    assert later.room(ME, conversation).databases.context.log == later.chat.tokens
+
+
 def test_the_model_tier_learns_and_is_there_after_a_restart(
     session: Session, db: Database, toy: ToyBackend
 ) -> None:
