@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.arguments import Options, parse
@@ -48,12 +49,17 @@ def serve(options: Options) -> None:
         leftovers.clean(database, folder)
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         from app import server, ui
-        from app.loaded import Away
         from app.session import Session
+        from engine.local import Local
+        from engine.queue import MOST_WAITING
+        from storage.statistics import open_table
 
         port = server.pick_port(options.host, options.port)
         statistics = (folder / leftovers.STATISTICS, ui.ASSETS / "statistics")
-        session = Session(Away(), database, options.public, folders=statistics)
+        opener = partial(open_table, statistics)
+        each = 1 if options.public else MOST_WAITING
+        engine = Local(opener, each=each)
+        session = Session(engine, database, options.public, folders=statistics)
         start(session.models, options)
         database.notices += session.models.notices
         for notice in database.notices:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from platformdirs import user_data_path
 from tqdm import tqdm
 
-from app.reading import READING, USUAL
 from engine.backends.base import Backend
 from engine.decode import never
 from engine.errors import StorageError, StrataError
+from engine.reading import READING, USUAL
 from engine.types import Message
 from storage.statistics import SUFFIX
 from storage.statistics_build import FEWEST, build

@@ -1,66 +1,23 @@
-"""Plain and accelerated decoding of one prompt, one after the other, and what the pair proves.
+"""Plain and accelerated decoding of one prompt, one after the other, and what the pairs prove.
 
 Both runs start from nothing (engine/compare.py), neither may learn from the other, and the order is
-swapped from repeat to repeat, so that a machine that warms up or slows down favours neither.
+swapped from pair to pair, so that a machine that warms up or slows down favours neither. Both are
+drawn in the same way while they run: a page costs both the same.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
-from engine.backends.base import Backend
-from engine.compare import UNKNOWN, Speedup, cold, speedup
-from engine.costs import CostCurve
-from engine.decode import decode, never
-from engine.drafters.base import Drafter
-from engine.methods import METHODS, Method
-from engine.metrics import Metrics, summarise
-from engine.settings import Generation, Sampling
-from engine.types import Learned, Prefill, Step, Token
+from engine.compare import UNKNOWN, Speedup
+from engine.engine import Engine, Measured, Request, Started, answered
+from engine.errors import Cancelled, ModelError
+from engine.queue import Waiting
+from engine.runs import PLAIN, Timed, Verdict, keeps_text, worth
+from engine.types import Learned, Prefill, Step
 
 UPDATE_SECONDS = 0.1
-PLAIN = METHODS["plain"]
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One run, finished or under way."""
-
-    method: str
-    prefill: Prefill | None
-    steps: tuple[Step, ...]
-    learned: Learned | None = None
-
-    @property
-    def tokens(self) -> list[Token]:
-        """What the run emitted."""
-        return [token for step in self.steps for token in step.tokens]
-
-    @property
-    def metrics(self) -> Metrics:
-        """Its figures."""
-        return summarise(self.prefill, self.steps, self.learned)
-
-    @property
-    def broken_off(self) -> bool:
-        """Whether the user ended it, or left, before it came to an end of its own."""
-        return not self.steps or self.steps[-1].finish in (None, "cancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether two runs emitted the same tokens; else where they part and what each said there.
-
-    `ended_early`: there the accelerated one was over, and the plain one went on.
-    """
-
-    identical: bool
-    tokens: int
-    position: int = 0
-    plain: str = ""
-    accelerated: str = ""
-    ended_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +41,14 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Pairs finished so far, (plain, accelerated), and the run under way."""
+    """Pairs finished so far, (plain, accelerated), and the run under way; whether it is over."""
 
     pairs: tuple[tuple[Timed, Timed], ...]
     repeat: int
     running: Timed | None
     cancelled: bool = False
     same_text: bool = True
+    over: bool = False
 
     @property
     def speedups(self) -> list[Speedup]:
@@ -101,18 +59,6 @@ class Progress:
     def speedup(self) -> Speedup:
         """The median over the repeats."""
         return worth(self.pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class PlainSpeed:
-    """Plain decoding speed, and when it was measured: other programs and the browser slow it too,
-    so a recent figure says more than an old one."""
-
-    tokens_per_second: float
-    when: str
-
-
-UNMEASURED = PlainSpeed(0.0, "")
 
 
 class Pace:
@@ -131,121 +77,95 @@ class Pace:
         return True
 
 
-def keeps_text(method: Method, sampling: Sampling) -> bool:
-    """Whether a seed's text must be that of plain decoding, and not its distribution alone."""
-    return method.drafting.rule == "match" or sampling.temperature == 0
+class Pairs:
+    """Runs of one request, plainly and as it asks for, measured in pairs.
 
-
-def worth(pairs: Sequence[tuple[Timed, Timed]], accepted: int | None = None) -> Speedup:
-    """The speedup of (plain, accelerated) runs, see engine/compare.py."""
-    return speedup([(plain.metrics, fast.metrics) for plain, fast in pairs], accepted)
-
-
-def verdict(
-    detokenize: Callable[[Sequence[int]], str], plain: Timed, accelerated: Timed
-) -> Verdict:
-    """Compare two runs token by token. `position` counts from 1 within the answer."""
-    left, right = plain.tokens, accelerated.tokens
-    for at in range(max(len(left), len(right))):
-        one = left[at].id if at < len(left) else None
-        other = right[at].id if at < len(right) else None
-        if one != other:
-            slow, fast = ("the end" if i is None else detokenize([i]) for i in (one, other))
-            by_token = at == len(right) - 1 and accelerated.steps[-1].finish == "eos"
-            return Verdict(False, at, at + 1, slow, fast, other is None or by_token)
-    return Verdict(True, len(left))
-
-
-def run(
-    backend: Backend,
-    prompt: Sequence[int],
-    method: Method,
-    drafters: Sequence[Drafter],
-    generation: Generation,
-    cancelled: Callable[[], bool] = never,
-    costs: CostCurve | None = None,
-    drafts: Sequence[Backend] = (),
-) -> Generator[Timed, None, None]:
-    """Decode from nothing; yields the run as it grows, the finished run last. `drafts` are the
-    models that may draft in it."""
-    cold((backend, *drafts))
-    prefill: Prefill | None = None
-    learned: Learned | None = None
-    steps: list[Step] = []
-    pace = Pace(UPDATE_SECONDS)
-    drafting = method.drafting
-    for event in decode(backend, prompt, drafters, generation, drafting, cancelled, costs):
-        if isinstance(event, Prefill):
-            prefill = event
-        elif isinstance(event, Learned):
-            learned = event
-        else:
-            steps.append(event)
-            if event.finish is None and pace.due():
-                yield Timed(method.name, prefill, tuple(steps))
-    yield Timed(method.name, prefill, tuple(steps), learned)
-
-
-def compare(
-    backend: Backend,
-    prompt: Sequence[int],
-    method: Method,
-    drafters: Callable[[], Sequence[Drafter]],
-    generation: Generation,
-    repeats: int,
-    cancelled: Callable[[], bool] = never,
-    costs: Callable[[], CostCurve | None] = lambda: None,
-    drafts: Sequence[Backend] = (),
-) -> Generator[Progress, None, None]:
-    """Run `repeats` pairs; `drafters` and `costs` give fresh ones without a trace of earlier runs,
-    `drafts` are the models that may draft.
-
-    A few unmeasured steps come first, so that no run pays for waking the machine up.
+    `reply` answers what the engine asks for; `begin` is called with the stream of every run, which
+    it may stop.
     """
-    warm_up(backend, prompt, generation)
-    same_text = keeps_text(method, generation.sampling)
-    pairs: list[tuple[Timed, Timed]] = []
-    for repeat in range(repeats):
-        done: dict[str, Timed] = {}
-        order = ("plain", "fast") if repeat % 2 == 0 else ("fast", "plain")
-        for name in order:
-            running = (
-                run(backend, prompt, PLAIN, (), generation, cancelled)
-                if name == "plain"
-                else run(
-                    backend, prompt, method, drafters(), generation, cancelled, costs(), drafts
-                )
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: Request,
+        measured: Measured,
+        reply: Callable[[Any], Any],
+        begin: Callable[[Any], None],
+    ) -> None:
+        self.engine, self.request, self.measured = engine, request, measured
+        self.reply, self.begin = reply, begin
+        self.model: Any = None
+        self.started: Started | None = None
+        self.warm = True
+
+    def run(self, plain: bool) -> Generator[Timed | Waiting, None, Timed]:
+        """One run as it grows; returns it finished."""
+        method = PLAIN if plain else self.request.method
+        measured = replace(self.measured, warm=self.warm)
+        self.warm = False
+        stream = self.engine.generate(replace(self.request, method=method, measured=measured))
+        self.begin(stream)
+        pace, prefill, learned, steps = Pace(UPDATE_SECONDS), None, None, list[Step]()
+        try:
+            for event in answered(stream, self.reply):
+                if isinstance(event, Waiting):
+                    yield event
+                elif isinstance(event, Started):
+                    self.same_model(event)
+                elif isinstance(event, Prefill):
+                    prefill = event
+                elif isinstance(event, Learned):
+                    learned = event
+                elif isinstance(event, Step):
+                    steps.append(event)
+                    if event.finish is None and pace.due():
+                        yield Timed(method.name, prefill, tuple(steps))
+        finally:
+            stream.stop()
+        timed = Timed(method.name, prefill, tuple(steps), learned)
+        yield timed
+        return timed
+
+    def same_model(self, started: Started) -> None:
+        """Raise ModelError when it is not the model of the runs before."""
+        self.started = self.started or started
+        if started.info != self.started.info:
+            raise ModelError(
+                f"{self.started.info.name} made room for another model while the comparison "
+                "waited for others. Compare again."
             )
-            for timed in running:
-                done[name] = timed
-                yield Progress(tuple(pairs), repeat, timed, same_text=same_text)
-            if cancelled():
+
+    def compare(
+        self, repeats: int, cancelled: Callable[[], bool], enough: float = float("inf")
+    ) -> Iterator[Progress | Waiting]:
+        """At most `repeats` pairs; no further one is begun once they took `enough` seconds.
+
+        Stopped before a run began, it ends with the pairs there are. Raises Cancelled when there is
+        none.
+        """
+        same_text = keeps_text(self.request.method, self.request.generation.sampling)
+        pairs: list[tuple[Timed, Timed]] = []
+        first = perf_counter()
+        for repeat in range(repeats):
+            done: dict[bool, Timed] = {}
+            try:
+                for plain in (True, False) if repeat % 2 == 0 else (False, True):
+                    for item in self.run(plain):
+                        if isinstance(item, Waiting):
+                            yield item
+                            continue
+                        done[plain] = item
+                        yield Progress(tuple(pairs), repeat, item, same_text=same_text)
+                    if cancelled():
+                        yield Progress(tuple(pairs), repeat, None, True, same_text)
+                        return
+            except Cancelled:
+                if not pairs:
+                    raise
                 yield Progress(tuple(pairs), repeat, None, True, same_text)
                 return
-        pairs.append((done["plain"], done["fast"]))
-        yield Progress(tuple(pairs), repeat, None, same_text=same_text)
-
-
-def warm_up(
-    backend: Backend, prompt: Sequence[int], generation: Generation, steps: int = 4
-) -> None:
-    """A few plain steps whose time nobody counts."""
-    events = decode(backend, prompt, (), generation, PLAIN.drafting)
-    for _, _ in zip(range(steps + 1), events, strict=False):
-        pass
-    events.close()  # type: ignore[attr-defined]
-
-
-def plain_speed(backend: Backend, prompt: Sequence[int], steps: int = 24) -> float:
-    """Tokens per second of plain decoding, from the median step of a short run."""
-    generation = Generation(max_tokens=steps + 4)
-    warm_up(backend, prompt, generation)
-    seconds: list[float] = []
-    for _ in range(3):
-        for timed in run(backend, prompt, PLAIN, (), generation):
-            last = timed
-        seconds += [step.seconds for step in last.steps if step.tokens]
-        if len(seconds) >= steps:
-            break
-    typical = median(seconds) if seconds else 0.0
-    return 1 / typical if typical else 0.0
+            pairs.append((done[True], done[False]))
+            over = repeat == repeats - 1 or perf_counter() - first >= enough
+            yield Progress(tuple(pairs), repeat, None, same_text=same_text, over=over)
+            if over:
+                return

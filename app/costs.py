@@ -1,87 +1,75 @@
-"""What forwards of the loaded model cost on this machine: known from the store, or measured.
+"""What forwards of the loaded model cost on this machine, as it is stored and drawn.
 
-The curve is shared by all owners: it holds times, no text. Every answer corrects it.
+The curve is shared by all owners: it holds times, no text. The engine measures it, every answer
+corrects it, and what comes of that is stored here.
 """
 
 from collections.abc import Callable
-from time import time
 
-from engine.backends.base import Backend
-from engine.costs import CostCurve, measure_costs
-from engine.errors import ModelError
-from engine.methods import Method
+from engine.backends.base import BackendInfo
+from engine.costs import CostCurve
+from engine.engine import Costed, Engine, Share
+from engine.loaded import Costs as CostRecord
 from storage.costs import CostStore
 from storage.database import Database
 
 
 class Costs:
-    """The curve of the loaded model. `curve` is None until it is loaded or measured.
+    """The curve of the loaded model. `known` is the last one that came from the engine, and the
+    model that it is of."""
 
-    `measured` says when it was measured, in seconds since 1970.
-    """
-
-    def __init__(self, backend: Backend, database: Database) -> None:
-        self.backend, self.database = backend, database
-        self.curve: CostCurve | None = None
-        self.measured = 0.0
+    def __init__(self, engine: Engine, database: Database) -> None:
+        self.engine, self.database = engine, database
+        self.known: tuple[BackendInfo, CostRecord] | None = None
 
     @property
     def wanted(self) -> bool:
         """Whether there is anything to draft for: a model that decodes plainly needs no curve."""
-        return self.backend.info.can_tree
+        return self.engine.state.info.can_tree
 
-    def store(self) -> CostStore:
-        """Where the curve is kept: what runs the model, and how, is its name."""
-        info = self.backend.info
-        return CostStore(
-            self.database, info.fingerprint, info.kind, info.device, info.dtype, info.threads
-        )
+    @property
+    def record(self) -> CostRecord | None:
+        """What is known of the loaded model."""
+        info = self.engine.state.info
+        if self.known is not None and key(self.known[0]) == key(info):
+            return self.known[1]
+        return None
 
-    def load(self) -> bool:
-        """Take the stored curve; False when there is none that can be used."""
-        stored = self.store().load()
-        if stored is None:
-            return False
-        try:
-            self.curve = CostCurve(stored.points, stored.node, stored.other)
-        except ValueError:
-            return False
-        self.measured = stored.measured
-        return True
+    @property
+    def curve(self) -> CostCurve | None:
+        """The same as a curve."""
+        record = self.record
+        return record and CostCurve(record.points, record.node, record.other)
+
+    @property
+    def measured(self) -> float:
+        """When it was measured, in seconds since 1970; 0 before it was."""
+        return self.record.measured if self.record else 0.0
+
+    def store(self, info: BackendInfo) -> CostStore:
+        """Where a curve is kept: what runs the model, and how, is its name."""
+        return CostStore(self.database, *key(info))
+
+    def recall(self, info: BackendInfo) -> CostRecord | None:
+        """The stored curve of a model; None when there is none that can be used."""
+        stored = self.store(info).load()
+        return stored and CostRecord(stored.points, stored.node, stored.other, stored.measured)
+
+    def save(self, info: BackendInfo, costs: CostRecord) -> None:
+        """Store a curve that the engine measured or corrected."""
+        self.known = info, costs
+        self.store(info).save(costs.points, costs.node, costs.other, costs.measured)
 
     def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
-        """Measure and store the curve, in about two seconds; runs the model.
+        """Have it measured, in about two seconds, once nobody uses the model. Raises ModelError
+        when it cannot be; what was known stays."""
+        for item in self.engine.measure_costs():
+            if isinstance(item, Share) and item.share is not None:
+                progress(item.share)
+            elif isinstance(item, Costed):
+                self.save(item.info, item.costs)
 
-        Raises ModelError when the model cannot do such forwards; what was known stays.
-        """
-        try:
-            self.curve = measure_costs(self.backend, progress=progress)
-        except Exception as error:
-            # The libraries below raise many types, out of memory among them.
-            raise ModelError(
-                f"What a forward costs could not be measured ({error}). Drafts are sized without "
-                "it: lower Tree nodes in the settings if answers fail too."
-            ) from error
-        self.measured = time()
-        self.save()
 
-    def save(self) -> None:
-        """Store the curve as it was corrected."""
-        if self.curve is not None:
-            self.store().save(self.curve.points, self.curve.node, self.curve.other, self.measured)
-
-    def of(self, method: Method) -> CostCurve | None:
-        """The curve for a method whose budget depends on it.
-
-        Others are kept from correcting it: the time of their drafting is not the databases'.
-        """
-        drafting = method.drafting
-        drafts = (drafting.tiers or method.stack is not None) and drafting.nodes
-        return self.curve if drafts and drafting.budget == "adaptive" else None
-
-    def copy_of(self, method: Method) -> CostCurve | None:
-        """The same as a copy, for a run that must not change what the next one drafts."""
-        curve = self.of(method)
-        if curve is None:
-            return None
-        return CostCurve(curve.points, curve.node, curve.other)
+def key(info: BackendInfo) -> tuple[str, str, str, str, int]:
+    """What a curve depends on."""
+    return info.fingerprint, info.kind, info.device, info.dtype, info.threads

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from engine.engine import Draft, State
 from engine.errors import StorageError
-from engine.hsd.family import Family
+from engine.hsd.family import Plans
 from engine.hsd.measure import SAMPLER
 from engine.hsd.profile import Profile
 from engine.settings import Sampling
@@ -39,11 +40,16 @@ def sampler_words(sampler: Sampler) -> str:
     return ", ".join(words)
 
 
+Family = Plans[State | Draft]
+"""What can be planned with the models that the engine has loaded."""
+
+
 class Families:
     """One set of loaded models. `bare` is the family without a profile."""
 
-    def __init__(self, bare: Family, store: ProfileStore) -> None:
-        self.bare, self.store = bare, store
+    def __init__(self, state: State, store: ProfileStore) -> None:
+        self.bare: Family = Plans(state, {draft.name: draft for draft in state.drafts})
+        self.store = store
         self.known: dict[tuple[float, ...], Family] = {}
         self.looked_up: set[tuple[float, ...]] = set()
         self.read(LATEST)
@@ -89,7 +95,7 @@ class Families:
         models = tuple(
             replace(model, name=name) for model, name in zip(profile.models, names, strict=True)
         )
-        family = Family(self.bare.target, self.bare.drafts, replace(profile, models=models))
+        family = Plans(self.bare.target, self.bare.drafts, replace(profile, models=models))
         self.known[tuple(profile.sampling[name] for name in SAMPLER)] = family
 
     def key(self, sampler: Sampler) -> ProfileKey:

@@ -6,24 +6,25 @@ new one fail. Everything that touches a model happens on its thread, in one turn
 of one model from its first word to its last.
 """
 
-import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
-from app.loaded import Away, Loaded
-from app.reading import USUAL, Reading, kind_of, name_of, settled
 from app.stacks import amount
-from app.turns import ME, Run, Runs
+from app.turns import Run, Runs
 from engine.backends.load import is_gguf
 from engine.backends.memory import Need
+from engine.engine import Costed, Load, Notice, Share, answered
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
+from engine.queue import ME
+from engine.reading import USUAL, Reading, kind_of, name_of, settled
 from engine.settings import Runtime
 from storage.sources import SourceStore
 
@@ -55,17 +56,6 @@ class Candidate:
     runtime: Runtime = USUAL
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What it takes to have the last model again that made room: all but the model itself."""
-
-    name: str
-    source: str
-    runtime: Runtime
-    drafts: tuple[str, ...]
-    spec: str
-
-
 Report = Callable[[Progress], None]
 
 
@@ -87,12 +77,12 @@ class Models:
     @property
     def source(self) -> str:
         """The source of the loaded model."""
-        return self.session.loaded.source
+        return self.session.engine.state.source
 
     @property
     def runtime(self) -> Runtime:
         """How the loaded model runs."""
-        return self.session.loaded.runtime
+        return self.session.engine.state.runtime
 
     @property
     def demonstration(self) -> bool:
@@ -145,23 +135,22 @@ class Models:
 
     def need(self, source: str, runtime: Runtime) -> Need:
         """What a model takes. Raises ModelError where that cannot be told."""
-        return self.reading.need(settled(source), runtime)
+        return self.session.engine.need(settled(source), runtime)
 
     def free(self, source: str, runtime: Runtime) -> int:
         """Bytes for a model where it would go, with those that the loaded models would give back.
 
         Raises ModelError for a device that is not there.
         """
-        device = self.reading.device(settled(source), runtime)
-        return self.reading.free(device) + self.held(device)
+        device = self.session.engine.device(settled(source), runtime)
+        return self.session.engine.free(device) + self.held(device)
 
     def held(self, device: str) -> int:
         """Bytes on a device that the loaded models are sure to give back."""
-        session = self.session
-        if not self.source or self.reading.device(self.source, self.runtime) != device:
+        engine, state = self.session.engine, self.session.engine.state
+        if not state.source or engine.device(state.source, state.runtime) != device:
             return 0
-        loaded = [session.backend, *session.stacks.drafts.values()]
-        return sum(backend.info.memory_bytes for backend in loaded)
+        return state.info.memory_bytes + sum(d.info.memory_bytes for d in state.drafts)
 
     # loading
 
@@ -191,7 +180,7 @@ class Models:
         if not source:
             raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
         if source == self.source and runtime == self.runtime:
-            yield Progress(1.0, f"{self.session.backend.info.name} is loaded already, like this.")
+            yield Progress(1.0, f"{self.session.info.name} is loaded already, like this.")
             return
         if not self.busy.acquire(blocking=False):
             raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
@@ -215,7 +204,8 @@ class Models:
             self.fetch(source, report, run)
         beside = self.check_memory(source, runtime)
         report(Progress(None, f"Loading {name} …"))
-        session.model.take(lambda: self.exchange(source, runtime, beside, report), run)
+        named = name if is_embedded(source) else ""
+        self.exchange(Load(source, runtime, named, beside), report, run)
         self.keep(source, runtime)
         self.notices += session.stacks.restore(drafts, lambda draft: self.fetch(draft, report, run))
         report(Progress(1.0, f"{name} is loaded."))
@@ -246,8 +236,9 @@ class Models:
                 raise
             # Some architectures do not tell it. What is no model at all is refused when it is read.
             return True
-        device = self.reading.device(source, runtime)
-        free, held = self.reading.free(device), self.held(device)
+        engine = self.session.engine
+        device = engine.device(source, runtime)
+        free, held = engine.free(device), self.held(device)
         if need.total > free + held:
             also = ", the memory of the loaded models included" if held else ""
             raise ModelError(
@@ -268,64 +259,18 @@ class Models:
         except StorageError as error:
             self.notices.append(str(error))
 
-    # on the model's thread
-
-    def exchange(self, source: str, runtime: Runtime, beside: bool, report: Report) -> None:
-        """Read a model and put it in the place of the loaded one."""
-        before = None if beside else self.make_room()
-        problem = ""
-        try:
-            self.session.swap(self.made(source, runtime, report))
-        except StrataError as error:
-            problem = str(error)
-        except Exception as error:
-            # The libraries below raise many types, out of memory among them.
-            problem = (
-                f"The model {source!r} cannot be used: {first_line(error)}. Choose another one, or "
-                "a shorter context if memory ran out."
-            )
-        # Only now: an error holds on to the model that failed, and with it to its memory.
-        gc.collect()
-        if problem:
-            raise ModelError(problem + (self.put_back(before, report) if before else ""))
-
-    def made(self, source: str, runtime: Runtime, report: Report) -> Loaded:
-        """A model, ready to answer: read, and known in its costs and its speed."""
-        backend = self.reading.load(source, runtime)
-        backend.info = replace(backend.info, name=title_of(source, backend.info.name))
-        words = f"Measuring {backend.info.name} …"
-        loaded = self.session.dressed(backend, source, runtime, self.notices.append)
-        self.notices += loaded.prepare(lambda share: report(Progress(share, words)))
-        loaded.measure()
-        return loaded
-
-    def make_room(self) -> Before:
-        """Let the loaded models go; what comes back is enough to have them again."""
-        session, stacks = self.session, self.session.stacks
-        info, drafts = session.backend.info, tuple(stacks.sources.values())
-        before = Before(info.name, self.source, self.runtime, drafts, stacks.spec)
-        session.swap(session.dressed(Away(info)))
-        gc.collect()
-        return before
-
-    def put_back(self, before: Before, report: Report) -> str:
-        """Have the models again that made room; what came of it, as the end of a message."""
-        report(Progress(None, f"Loading {before.name} again …"))
-        try:
-            self.session.swap(self.made(before.source, before.runtime, report))
-        except Exception as error:
-            # As above. What read it once may fail now: its files may be gone.
-            return (
-                f" {before.name} had made room for it, and cannot be loaded again either "
-                f"({first_line(error)}). No model is loaded now: load one in the Models tab."
-            )
-        try:
-            if before.drafts:
-                self.session.stacks.read(before.drafts)
-                self.session.stacks.spec = before.spec
-        except Exception as error:
-            return f" {before.name} is back, without draft models ({first_line(error)})."
-        return f" {before.name} is back."
+    def exchange(self, wanted: Load, report: Report, run: Run) -> None:
+        """Have the engine load a model in the place of the one that it has."""
+        session = self.session
+        stream = session.engine.load(wanted)
+        run.stop.ends(stream)
+        for item in answered(stream, lambda asked: session.recall(asked, ME, "")):
+            if isinstance(item, Share):
+                report(Progress(item.share, item.words))
+            elif isinstance(item, Notice):
+                self.notices.append(item.text)
+            elif isinstance(item, Costed):
+                session.keep(ME, partial(session.costs.save, item.info, item.costs))
 
 
 def runtime_of(values: Mapping[str, Any]) -> Runtime:

@@ -1,100 +1,112 @@
 """Plain decoding beside what a session does: the last answer proved, two methods compared.
 
-Both are measured by the same pairs of runs. They run on the model's thread, where no other model
-can take the loaded one's place.
+Both are measured by the same pairs of runs (app/comparison.py).
 """
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from app.comparison import PLAIN, PlainSpeed, Progress, Proof, compare, verdict, worth
-from app.model_thread import PAUSE, Pause
+from app.comparison import Pairs, Progress, Proof
 from app.preferences import Preferences
-from engine.calibration import Calibration
-from engine.costs import CostCurve
-from engine.drafters.base import Drafter
-from engine.drafters.model import ModelTier
-from engine.errors import ModelError, PromptError
-from engine.methods import Databases, Method, drafters_of
+from app.turns import Run
+from engine.engine import Measured, Request
+from engine.errors import PromptError
+from engine.methods import Method
+from engine.queue import Waiting
+from engine.runs import PLAIN, PlainSpeed, Timed, verdict, worth
 from engine.settings import Generation
-from engine.types import Message
+from engine.types import Message, TrustRow
 from storage.traces import Traces
 
 if TYPE_CHECKING:
     from app.session import Session
 
+PROOFS = 3
+"""Pairs of a proof, at most: where the first ones took long enough, the others are left out."""
+ENOUGH = 4.0
+"""Seconds of pairs after which a proof has seen enough. One pair of short runs may be ten per cent
+off on a machine that does something else as well; three have a median."""
 
-def pairs(
-    session: "Session",
-    owner: str,
-    prompt: Sequence[int],
-    method: Method,
-    generation: Generation,
-    repeats: int,
-    cancelled: Callable[[], bool],
-    tier: ModelTier,
-    calibration: Calibration,
-) -> Generator[Progress, None, None]:
-    """Pairs of runs whose drafters know what is given, the statistics and the prompt."""
-    base = Databases(None, tier, session.statistics, calibration)
-    family = session.stacks.family_for(generation.sampling)
-    # What takes long to make is made once for all repeats; what is missing is told at once.
-    drafters_of(method, base, family, generation.sampling)
 
-    def drafters() -> list[Drafter]:
-        fresh, sampling = base.for_measuring(), generation.sampling
-        return session.drafters(owner, method, fresh, sampling, cancelled)
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What it takes to decode the last answer again: its prompt, its settings, its run.
 
-    def costs() -> CostCurve | None:
-        return session.costs.copy_of(method)
+    `trusted` is how far evidence was trusted before it, `run_id` what the run is stored as;
+    `same_text` says whether decoding it again must give the same text.
+    """
 
-    drafts = tuple(family.drafts.values()) if family else ()
-    return compare(
-        session.backend, prompt, method, drafters, generation, repeats, cancelled, costs, drafts
-    )
+    prompt: tuple[int, ...]
+    generation: Generation
+    method: Method
+    run: Timed
+    trusted: tuple[TrustRow, ...]
+    run_id: str | None
+    same_text: bool = True
+
+
+def pairs_of(session: "Session", request: Request, measured: Measured, run: Run) -> Pairs:
+    """Pairs of runs of a request, which end with `run`."""
+    request = replace(request, profile=session.stacks.profile_for(request.generation.sampling))
+
+    def reply(wanted: object) -> object:
+        return session.recall(wanted, request.owner, "")
+
+    return Pairs(session.engine, request, measured, reply, run.stop.ends)
 
 
 def proved(
-    session: "Session", owner: str, conversation_id: str, cancelled: Callable[[], bool]
-) -> Generator[Proof, None, None]:
-    """Decode the last answer of a conversation again, plainly and with drafts, until it is
-    cancelled.
+    session: "Session", owner: str, conversation_id: str, run: Run
+) -> Iterator[Proof | Waiting]:
+    """Decode the last answer of a conversation again, plainly and with drafts.
 
     The verdict compares what was shown with the plain run, which has the answer's own limit; an
-    answer that the user ended can only be the beginning of one. The speedup is of the two runs,
-    at one load of the machine; their drafters have not learned this answer. Raises PromptError when
+    answer that the user ended can only be the beginning of one. The speedup is of the reruns, at
+    one load of the machine; their drafters have not learned this answer. Raises PromptError when
     there is none, or when the proof was stopped.
     """
-    room = session.rooms.find(owner, conversation_id)
-    answered = room.answered if room else None
+    answered = session.answered.get((owner, conversation_id))
     if answered is None:
         raise PromptError(
             "There is no answer of this session to prove. Send or regenerate one first."
         )
     shown, generation = answered.run, answered.generation
-    said = [token.id for token in shown.tokens]
+    said = tuple(token.id for token in shown.tokens)
     if shown.broken_off:
         generation = replace(generation, max_tokens=max(1, len(said)))
-    tier = session.pasts.of(owner).tier.without([*answered.prompt, *said], len(said))
-    prompt, method = answered.prompt, answered.method
-    known = (tier, Calibration(answered.trusted))
-    for progress in pairs(session, owner, prompt, method, generation, 1, cancelled, *known):
+    method = answered.method
+    request = Request((), answered.prompt, generation, method, None, owner)
+    measured = Measured((*answered.prompt, *said), len(said), answered.trusted)
+    pairs = pairs_of(session, request, measured, run)
+    progress: Progress | None = None
+    for item in pairs.compare(PROOFS, run.stop.is_set, ENOUGH):
+        if isinstance(item, Waiting):
+            yield item
+            continue
+        progress = item
         if progress.running is not None:
             yield Proof(len(progress.running.tokens), progress.running.method)
-    if cancelled():
+    if run.stop.is_set() or progress is None or not progress.pairs:
         raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
-    ((plain, fast),) = progress.pairs
-    session.loaded.plain = PlainSpeed(plain.metrics.tokens_per_second, "by the last proof")
-    gained = worth(progress.pairs, min(fast.metrics.kept, shown.metrics.kept))
+    yield proof_of(session, owner, answered, progress)
+
+
+def proof_of(session: "Session", owner: str, answered: Answered, progress: Progress) -> Proof:
+    """What the pairs of a proof say of the answer that was shown."""
+    shown, (plain, fast) = answered.run, progress.pairs[-1]
+    speeds = [slow.metrics.tokens_per_second for slow, _ in progress.pairs]
+    session.plain = PlainSpeed(median(speeds), "by the last proof")
+    kept = min(shown.metrics.kept, *(quick.metrics.kept for _, quick in progress.pairs))
+    gained = worth(progress.pairs, kept)
     if run_id := answered.run_id:
         store = Traces(session.database, owner)
         session.keep(owner, lambda: store.note(run_id, gained.whole, gained.decoding))
-    yield Proof(
+    return Proof(
         len(plain.tokens),
-        method.name,
-        verdict(session.backend.detokenize, plain, shown),
+        answered.method.name,
+        verdict(session.text, plain, shown),
         gained,
         plain,
         fast,
@@ -109,33 +121,27 @@ def compared(
     messages: Sequence[Message],
     preferences: Preferences,
     repeats: int,
-    cancelled: Callable[[], bool],
-) -> Generator[Progress | Pause, None, None]:
-    """Answer the messages plainly and by the chosen method, in pairs, until it is cancelled.
+    run: Run,
+) -> Iterator[Progress | Waiting]:
+    """Answer the messages plainly and by the chosen method, in pairs, until it is stopped.
 
-    Every run has a fresh context tier, and is stored with its pair. Between two pairs others may
+    Every run has a fresh context tier, and is stored with its pair. Between two runs others may
     use the model; raises ModelError when it is another one then.
     """
-    backend = session.backend
     method, generation = preferences.chosen(), preferences.seeded()
-    prompt = session.chat.prompt(messages, known=())
-    past = session.pasts.of(owner)
-    session.memory.fit(session.loaded, session.rooms, owner)
-    known, progress = (past.tier, past.calibration), None
-    for progress in pairs(session, owner, prompt, method, generation, repeats, cancelled, *known):
-        yield progress
-        if progress.running is None and not progress.cancelled:
+    request = Request(tuple(messages), (), generation, method, None, owner)
+    pairs = pairs_of(session, request, Measured(), run)
+    progress: Progress | None = None
+    for item in pairs.compare(repeats, run.stop.is_set):
+        yield item
+        if isinstance(item, Waiting):
+            continue
+        progress = item
+        if progress.running is None and not progress.cancelled and pairs.started:
             plain, fast = progress.pairs[-1]
-            gained = worth([(plain, fast)])
-            session.save(owner, None, plain, generation, PLAIN, "compare")
-            session.save(owner, None, fast, generation, method, "compare", gained)
-            if len(progress.pairs) < repeats:
-                yield PAUSE
-                if session.backend is not backend:
-                    raise ModelError(
-                        f"{backend.info.name} made room for another model while the comparison "
-                        "waited for others. Compare again."
-                    )
+            gained, info = worth([(plain, fast)]), pairs.started.info
+            session.save(owner, None, plain, generation, PLAIN, info, "compare")
+            session.save(owner, None, fast, generation, method, info, "compare", gained)
     if progress and progress.pairs:
         speeds = [plain.metrics.tokens_per_second for plain, _ in progress.pairs]
-        session.loaded.plain = PlainSpeed(median(speeds), "in the last comparison")
+        session.plain = PlainSpeed(median(speeds), "in the last comparison")

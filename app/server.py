@@ -12,8 +12,8 @@ from app import ui
 from app.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts
 from app.arguments import FIRST_PORT, PORTS_TRIED, Options
 from app.login import Gate, LogIns
-from app.turns import MOST_WAITING
 from engine.errors import SettingError
+from engine.queue import MOST_WAITING
 
 THREADS = MOST_WAITING + 40
 """Every waiting run keeps one for a moment, again and again; 40 are for everything else."""

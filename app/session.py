@@ -1,144 +1,163 @@
-"""The one object that the tabs talk to: a loaded model, the stores, and who may touch what.
+"""The one object that the tabs talk to: the engine, the stores, and who may touch what.
 
-Everything is scoped by owner. One answer is decoded at a time; what the user said is stored before
-decoding begins and the answer while it grows, so a crash costs a second at most. A store
-that fails costs memory, never the answer: it becomes a notice. Whatever decodes looks at the model
-on the model's thread alone, so that another one can take its place between two answers.
+Everything is scoped by owner. What the user said is stored before decoding begins and the answer
+while it grows, so a crash of this program, or of the engine's, costs a second at most. A store that
+fails costs memory, never the answer: it becomes a notice. The engine stores nothing: what it learns
+comes as values, is stored here, and is given back when the engine asks for it.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from app.comparison import (
-    UPDATE_SECONDS,
-    Pace,
-    PlainSpeed,
-    Progress,
-    Proof,
-    Timed,
-    keeps_text,
-)
+from app.comparison import UPDATE_SECONDS, Pace, Progress, Proof
 from app.costs import Costs
-from app.loaded import Loaded, open_table
-from app.memory import Latest, Memory
-from app.model_thread import ModelThread
+from app.memory import Latest
 from app.models import Models
 from app.past import Pasts
 from app.preferences import Preferences
-from app.proofs import compared, proved
-from app.reading import READING, USUAL, Reading
-from app.rooms import Answered, Guarded, Room, Rooms
+from app.proofs import Answered, compared, proved
 from app.stacks import Stacks
-from app.turns import MOST_WAITING, Runs, Waiting
+from app.turns import Run, Runs
 from app.writer import Update, Writer
-from engine.backends.base import Backend
-from engine.chat import Chat
+from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Speedup
-from engine.costs import CostCurve
-from engine.drafters.base import Drafter
-from engine.drafters.context import ContextTier
-from engine.errors import Cancelled, PromptError, StorageError
-from engine.methods import Databases, Method, drafters_of
-from engine.settings import Generation, Runtime, Sampling
+from engine.engine import (
+    Calibrated,
+    Costed,
+    Engine,
+    Logged,
+    LogRecord,
+    Notice,
+    Request,
+    Said,
+    Started,
+    State,
+    WantedCosts,
+    WantedLog,
+    WantedPast,
+    answered,
+)
+from engine.errors import PromptError, StorageError, StrataError
+from engine.methods import Method
+from engine.queue import Waiting
+from engine.reading import READING, Reading
+from engine.runs import Timed, keeps_text
+from engine.settings import Generation
 from engine.types import Message, Prefill
 from storage.contexts import ContextStore
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.statistics import StatisticsTable
+from storage.statistics import StatisticsTable, open_table
 from storage.traces import Kind, Traces
 
 T = TypeVar("T")
 
 TITLE = 48
 UNTITLED = "New conversation"
+PROVABLE = 16
+"""Conversations whose last answer is remembered so that it can be proved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an answer needs of the stores: whose it is, in which conversation, by which model, and
+    how often the owner's past had been wiped when it began."""
+
+    owner: str
+    conversation: str
+    info: BackendInfo
+    wiped: int
 
 
 class Session:
     """See the module's docstring. `guests` means that others may come in: they only chat.
 
-    `folders` are where statistics files lie, one per tokenizer.
+    `folders` are where statistics files lie, one per tokenizer; `reading` finds models.
     """
 
     def __init__(
         self,
-        backend: Backend,
+        engine: Engine,
         database: Database,
         guests: bool = False,
         reading: Reading = READING,
         folders: Sequence[Path] = (),
     ) -> None:
-        self.database, self.guests, self.folders = database, guests, folders
-        self.model = ModelThread(each=1 if guests else MOST_WAITING)
+        self.engine, self.database = engine, database
+        self.guests, self.folders = guests, folders
         self.runs = Runs()
-        self.rooms, self.memory = Rooms(), Memory()
         self.notices: Latest[str, list[str]] = Latest()
         self.viewing: Latest[str, str | None] = Latest()
         self.views: Latest[str, str] = Latest()
-        self.loaded = self.dressed(backend)
-        self.stacks = Stacks(self.loaded, database, self.model, reading)
+        self.answered: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
+        self.pasts = Pasts(database, self.keep)
+        self.costs = Costs(engine, database)
+        self.stacks = Stacks(engine, database, reading)
         self.models = Models(self, reading)
+        self.plain = engine.state.plain
+        self.table: tuple[str, StatisticsTable | None] | None = None
+        engine.watch = self.follow
+        self.follow(engine.state)
 
     # the model
 
-    def dressed(
-        self,
-        backend: Backend,
-        source: str = "",
-        runtime: Runtime = USUAL,
-        report: Callable[[str], None] = lambda problem: None,
-    ) -> Loaded:
-        """A backend with all that it takes to chat with it; `report` is told what is damaged."""
-        info = backend.info
-        return Loaded(
-            backend,
-            Chat(backend),
-            Costs(backend, self.database),
-            Pasts(self.database, info.fingerprint, self.keep),
-            open_table(info.tokenizer_fingerprint, self.folders, report),
-            source,
-            runtime,
-        )
-
-    def swap(self, loaded: Loaded) -> None:
-        """Let another model take the place of the loaded one, on the model's thread.
-
-        Conversations stay. What was opened or loaded for the old model goes with it.
-        """
-        self.loaded = loaded
-        self.stacks.aim(loaded)
-        self.rooms.clear()
+    def follow(self, state: State) -> None:
+        """Another model is there, or other draft models are."""
+        if state.plain.when:
+            self.plain = state.plain
+        self.stacks.follow(state)
 
     @property
-    def backend(self) -> Backend:
+    def info(self) -> BackendInfo:
         """The loaded model."""
-        return self.loaded.backend
+        return self.engine.state.info
 
-    @property
-    def chat(self) -> Chat:
-        """The loaded model in conversation."""
-        return self.loaded.chat
-
-    @property
-    def costs(self) -> Costs:
-        """What its forwards cost."""
-        return self.loaded.costs
-
-    @property
-    def pasts(self) -> Pasts:
-        """What it said to each owner."""
-        return self.loaded.pasts
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens of the loaded model."""
+        return self.engine.texts([tokens])[0]
 
     @property
     def statistics(self) -> StatisticsTable | None:
-        """The statistics for its tokenizer."""
-        return self.loaded.statistics
+        """The statistics for the loaded model's tokenizer, to look into."""
+        tokenizer = self.info.tokenizer_fingerprint
+        if self.table is None or self.table[0] != tokenizer:
+            self.table = tokenizer, open_table(self.folders, tokenizer, lambda problem: None)
+        return self.table[1]
 
-    @property
-    def plain(self) -> PlainSpeed:
-        """How fast it decodes without drafts."""
-        return self.loaded.plain
+    def recall(self, wanted: Any, owner: str, conversation_id: str) -> Any:
+        """What the engine asks for, as it is stored."""
+        if isinstance(wanted, WantedPast):
+            return self.pasts.recall(owner, wanted.fingerprint)
+        if isinstance(wanted, WantedCosts):
+            return self.costs.recall(wanted.info)
+        assert isinstance(wanted, WantedLog)
+        store, fingerprint = ContextStore(self.database, owner), wanted.tokenizer_fingerprint
+        log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
+        return LogRecord(log, ContextStore.CAP)
+
+    def store(self, learned: Any, kept: Kept) -> bool:
+        """Store what the engine learned; False for what is not to be stored."""
+        owner, info = kept.owner, kept.info
+        if isinstance(learned, Logged):
+            log = ContextStore(self.database, owner)
+            where = kept.conversation, info.tokenizer_fingerprint
+            self.keep(owner, lambda: log.append(*where, learned.tokens))
+        elif isinstance(learned, Said):
+            self.pasts.learn(owner, info.fingerprint, kept.wiped, learned.grams)
+            if self.pasts.prune(owner, info.fingerprint, learned.size):
+                self.engine.forget(owner, past=True)
+        elif isinstance(learned, Calibrated):
+            self.pasts.save(owner, info.fingerprint, kept.wiped, learned.rows)
+        elif isinstance(learned, Costed):
+            self.keep(owner, lambda: self.costs.save(learned.info, learned.costs))
+        elif isinstance(learned, Notice):
+            self.report(owner, learned.text)
+        else:
+            return False
+        return True
 
     # who, and what went wrong
 
@@ -175,7 +194,7 @@ class Session:
         """Delete a conversation with all that was derived from it but the model tier."""
         self.stop(owner, conversation_id)
         self.conversations(owner).delete(conversation_id)
-        self.rooms.close(owner, conversation_id)
+        self.engine.forget(owner, conversation_id)
 
     def say(self, owner: str, conversation_id: str | None, text: str) -> str:
         """Store what the user said; makes a conversation if there is none. Returns its id.
@@ -183,8 +202,8 @@ class Session:
         Raises PromptError, with nothing stored, for an empty message or one that cannot fit, and
         Busy while too much of the owner's waits for the model.
         """
-        self.chat.check(text)
-        self.model.turns.check(owner)
+        self.engine.check(text)
+        self.engine.check_turn(owner)
         store = self.conversations(owner)
         if conversation_id is None:
             conversation_id = store.create().id
@@ -198,8 +217,8 @@ class Session:
 
     def edit(self, owner: str, conversation_id: str, position: int, text: str) -> None:
         """Say something else at a position; what followed it is gone."""
-        self.chat.check(text)
-        self.model.turns.check(owner)
+        self.engine.check(text)
+        self.engine.check_turn(owner)
         store = self.conversations(owner)
         with self.database.write():
             store.truncate(conversation_id, position)
@@ -208,7 +227,7 @@ class Session:
 
     def drop_answer(self, owner: str, conversation_id: str) -> None:
         """Take back what follows the user's last message, before answering it again."""
-        self.model.turns.check(owner)
+        self.engine.check_turn(owner)
         store = self.conversations(owner)
         said = [m.position for m in store.messages(conversation_id) if m.role == "user"]
         if not said:
@@ -225,65 +244,75 @@ class Session:
 
     def answer(
         self, owner: str, conversation_id: str, preferences: Preferences
-    ) -> Iterator[Update | Waiting]:
+    ) -> Generator[Update | Waiting, None, None]:
         """Answer the user's last message; the last update has a `finish`.
 
         Closing the iterator early keeps what was emitted. Raises Cancelled when it was stopped
         before its turn had come, and Busy.
         """
         with self.runs.begin(owner, conversation_id, asked=True) as run:
-            items = self.decoded(owner, conversation_id, preferences, run.stop.is_set)
-            yield from self.model.stream(items, run)
+            yield from self.decoded(owner, conversation_id, preferences, run)
 
     def decoded(
-        self,
-        owner: str,
-        conversation_id: str,
-        preferences: Preferences,
-        cancelled: Callable[[], bool],
-    ) -> Generator[Update, None, None]:
-        """`answer`, on the model's thread."""
+        self, owner: str, conversation_id: str, preferences: Preferences, run: Run
+    ) -> Generator[Update | Waiting, None, None]:
+        """`answer`, as one run."""
         method, generation = preferences.chosen(), preferences.seeded()
-        messages = self.prompt_messages(owner, conversation_id)
-        room = self.room(owner, conversation_id)
-        self.memory.fit(self.loaded, self.rooms, owner)
-        self.chat.tokens = room.tokens
-        prompt, dropped = self.chat.fit(messages)
-        context = room.databases.context
-        if context.log and not context.seen:
-            # It was opened again: all but the last message was logged before.
-            fresh = len(self.backend.tokenize(self.backend.render(messages[-1:])))
-            context.expect(prompt[: max(0, len(prompt) - fresh)])
-        sampling = generation.sampling
-        drafters = self.drafters(owner, method, room.databases, sampling, cancelled)
-        costs = self.costs.of(method) if drafters else None
+        messages = tuple(self.prompt_messages(owner, conversation_id))
+        profile = self.stacks.profile_for(generation.sampling)
+        request = Request(messages, (), generation, method, profile, owner, conversation_id)
+        wiped = self.pasts.wiped[owner]
         writer = Writer(
             self.conversations(owner),
             conversation_id,
             generation.sampling.seed,
             lambda write: self.keep(owner, write),
         )
-        trusted = room.databases.calibration.rows()
-        pace = Pace(UPDATE_SECONDS)
+        pace, started = Pace(UPDATE_SECONDS), None
+        kept = Kept(owner, conversation_id, self.info, wiped)
+        stream = self.engine.generate(request)
+        run.stop.ends(stream)
+        events = answered(stream, lambda wanted: self.recall(wanted, owner, conversation_id))
         try:
-            for event in self.chat.reply(
-                prompt, drafters, generation, method.drafting, cancelled, costs
-            ):
-                writer.add(event)
-                if writer.steps and (writer.finish or pace.due()):
-                    yield writer.update(dropped)
+            for event in events:
+                if isinstance(event, Started):
+                    started = event
+                    kept = replace(kept, info=event.info)
+                elif isinstance(event, Waiting):
+                    yield event
+                elif not self.store(event, kept):
+                    writer.add(event)
+                    if writer.steps and (writer.finish or pace.due()):
+                        yield writer.update(started.dropped if started else 0)
         finally:
-            room.tokens = self.chat.tokens
+            # Who stops looking stops the answer; what it said and taught by then is kept.
+            stream.stop()
+            with suppress(StrataError):
+                for event in events:
+                    if not self.store(event, kept):
+                        writer.add(event)
             writer.close()
             timed = writer.run(method.name)
-            if timed.tokens:
-                run_id = self.save(owner, conversation_id, timed, generation, method)
-                same_text = keeps_text(method, generation.sampling)
-                writer.flush(run_id)
-                room.answered = Answered(
-                    tuple(prompt), generation, method, timed, trusted, run_id, same_text
-                )
-                self.learn(owner, room.databases, costs)
+            if timed.tokens and started is not None:
+                self.finish(owner, conversation_id, timed, writer, started, generation, method)
+
+    def finish(
+        self,
+        owner: str,
+        conversation_id: str,
+        timed: Timed,
+        writer: Writer,
+        started: Started,
+        generation: Generation,
+        method: Method,
+    ) -> None:
+        """Store the run of an answer, and remember what it takes to prove it."""
+        run_id = self.save(owner, conversation_id, timed, generation, method, started.info)
+        writer.flush(run_id)
+        same_text = keeps_text(method, generation.sampling)
+        self.answered[owner, conversation_id] = Answered(
+            started.prompt, generation, method, timed, started.trusted, run_id, same_text
+        )
 
     def prompt_messages(self, owner: str, conversation_id: str) -> list[Message]:
         """The conversation as the model reads it; messages in a row by one role become one.
@@ -303,92 +332,39 @@ class Session:
                 messages.append(Message(stored.role, stored.content))
         return messages
 
-    def room(self, owner: str, conversation_id: str) -> Room:
-        """The open conversation, its context tier warm from what was stored."""
-        fingerprint = self.backend.info.tokenizer_fingerprint
-        store = ContextStore(self.database, owner)
-
-        def save(tokens: Sequence[int]) -> None:
-            self.keep(owner, lambda: store.append(conversation_id, fingerprint, tokens))
-
-        past = self.pasts.of(owner)
-
-        def make() -> Room:
-            log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
-            context = ContextTier(log, save, ContextStore.CAP)
-            return Room(Databases(context, past.tier, self.statistics, past.calibration))
-
-        return self.rooms.get(owner, conversation_id, make)
-
-    def learn(self, owner: str, databases: Databases, costs: CostCurve | None) -> None:
-        """Keep what an answer taught beside its n-grams, which the model tier stores itself."""
-        self.pasts.save(owner, databases.calibration)
-        if costs is not None:
-            self.keep(owner, self.costs.save)
-        if self.pasts.prune(owner):
-            self.rooms.close(owner)
-        self.memory.fit(self.loaded, self.rooms, owner)
-
     def wipe_model(self, owner: str) -> None:
         """Forget what this model said to the owner, and what that taught about the evidence."""
-        self.pasts.wipe(owner)
-        self.rooms.close(owner)
+        self.pasts.wipe(owner, self.info.fingerprint)
+        self.engine.forget(owner, past=True)
 
     def wipe_context(self, owner: str, conversation_id: str) -> None:
         """Forget the token log of a conversation; its messages stay."""
         ContextStore(self.database, owner).clear(conversation_id)
-        self.rooms.close(owner, conversation_id)
-
-    def drafters(
-        self,
-        owner: str,
-        method: Method,
-        databases: Databases,
-        sampling: Sampling,
-        cancelled: Callable[[], bool],
-    ) -> list[Drafter]:
-        """What drafts for one answer, its faults become notices. Draft models that read a prompt
-        end that once it is cancelled.
-
-        Raises SettingError for draft models that are not there.
-        """
-        family = self.stacks.family_for(sampling)
-        found = drafters_of(method, databases, family, sampling, cancelled)
-        return [Guarded(d, lambda text: self.report(owner, text)) for d in found]
+        self.engine.forget(owner, conversation_id)
 
     # measuring
 
     def measure_costs(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Measure what forwards cost, in about two seconds, once nobody uses the model."""
-        self.model.run(lambda: self.costs.measure(progress))
+        self.costs.measure(progress)
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof | Waiting]:
         """Decode the last answer again, plainly and with drafts, from the same prompt and seed."""
         with self.runs.begin(owner, conversation_id) as run:
-            proofs = proved(self, owner, conversation_id, run.stop.is_set)
-            yield from self.model.stream(proofs, run)
+            yield from proved(self, owner, conversation_id, run)
 
     def compare(
         self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
     ) -> Iterator[Progress | Waiting]:
         """Plain against accelerated on one prompt, each run with a fresh context tier.
 
-        Between two pairs others may use the model. Stopped while it waits for them, it ends with
+        Between two runs others may use the model. Stopped while it waits for them, it ends with
         the pairs there are.
         """
         messages = [Message("system", system.strip())] if system.strip() else []
         messages.append(Message("user", text))
-        last: Progress | None = None
         with self.runs.begin(owner, "") as run:
-            pairs = compared(self, owner, messages, preferences, repeats, run.stop.is_set)
-            try:
-                for item in self.model.stream(pairs, run):
-                    last = item if isinstance(item, Progress) else last
-                    yield item
-            except Cancelled:
-                if last is None:
-                    raise
-                yield replace(last, running=None, cancelled=True)
+            yield from compared(self, owner, messages, preferences, repeats, run)
 
     def save(
         self,
@@ -397,11 +373,12 @@ class Session:
         timed: Timed,
         generation: Generation,
         method: Method,
+        info: BackendInfo,
         kind: Kind = "chat",
         gained: Speedup = UNKNOWN,
     ) -> str | None:
         """Store a run with its steps; returns its id, or None when the store refused."""
-        figures, info = timed.metrics, self.backend.info
+        figures = timed.metrics
         prefill = timed.prefill or Prefill(0, 0)
 
         def write() -> str:

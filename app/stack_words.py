@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from html import escape
 
-from app.families import sampler_of, sampler_words
+from app.families import Family, sampler_of, sampler_words
 from app.panel import times
-from app.stack_trials import Trial
 from app.stacks import Candidate, Stacks, amount
 from engine.hsd.diagnosis import reasons
-from engine.hsd.family import Family
 from engine.hsd.planner import Plan, Recursion, memory, singles
+from engine.hsd.trials import Trial
 from engine.settings import Sampling
 from engine.types import Rule
 
@@ -65,7 +64,7 @@ def choice(candidate: Candidate) -> tuple[str, str]:
 
 def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) -> str:
     """What is loaded, what the ticked ones would need, and what is free."""
-    info = stacks.target.info
+    info = stacks.state.info
     candidates = {candidate.source: candidate for candidate in offered}
     loaded = set(stacks.sources.values())
     needs = [c.need for s in ticked if s not in loaded and (c := candidates.get(s)) and c.need]
@@ -104,7 +103,7 @@ def profiled(stacks: Stacks, sampling: Sampling) -> str:
     profile = family.profile
     if profile is None:
         return PROFILE + fine(
-            f"{', '.join(family.drafts)} and {stacks.target.info.name} were not profiled together "
+            f"{', '.join(family.drafts)} and {stacks.state.info.name} were not profiled together "
             "here. It takes a few answers of the target, with the sampler of the Settings tab: "
             f"{wanted}."
         )

@@ -5,31 +5,30 @@ profiles that were there before stay, and the chat goes on without. What drafts 
 only: nothing here can change a word of an answer.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from app import palette
-from app.families import Families
-from app.loaded import Loaded
-from app.model_thread import ModelThread
-from app.reading import Reading, free_name, name_of, settled
-from app.stack_trials import PROMPTS, TRIED, Trial, entries, prompts_of, trials
-from app.turns import ME, Runs, Waiting
-from engine.backends.base import Backend
+from app.families import Families, Family
+from app.turns import Runs
+from engine.backends.base import BackendInfo
 from engine.backends.load import is_gguf
 from engine.backends.memory import Need
-from engine.costs import CostCurve
+from engine.engine import Engine, Share, State
 from engine.errors import ModelError, SettingError, StrataError
-from engine.hsd.family import Family
-from engine.hsd.measure import TOKENS, Profiler
+from engine.hsd.measure import TOKENS
 from engine.hsd.planner import DATABASES, PLAIN
-from engine.methods import METHODS, Databases, Method, drafters_of
+from engine.hsd.profile import Profile
+from engine.hsd.trials import PROMPTS, TRIED, Trial
+from engine.methods import Method, plan_of
+from engine.queue import ME
+from engine.reading import Reading, free_name, name_of, settled
 from engine.settings import Drafting, Sampling
+from engine.streams import Stream
 from storage.database import Database
 from storage.profiles import ProfileStore
 
-T = TypeVar("T")
 Fetch = Callable[[str], None]
 ABSENT = "It is not on this machine yet, and is downloaded when it is loaded."
 
@@ -47,29 +46,32 @@ class Candidate:
 class Stacks:
     """See the module's docstring. `families` is None while no draft model is loaded."""
 
-    def __init__(
-        self, loaded: Loaded, database: Database, model: ModelThread, reading: Reading
-    ) -> None:
-        self.model, self.reading = model, reading
+    def __init__(self, engine: Engine, database: Database, reading: Reading) -> None:
+        self.engine, self.reading = engine, reading
         self.store = ProfileStore(database)
         self.offered: list[str] = []
         self.runs = Runs()
-        self.aim(loaded)
-
-    def aim(self, loaded: Loaded) -> None:
-        """Draft for this target from now on, as no model does yet. Draft models run as it does."""
-        self.target, self.statistics = loaded.backend, loaded.statistics
-        self.source, self.runtime = loaded.source, loaded.runtime
+        self.state = State()
         self.drop()
 
     def drop(self) -> None:
-        """Be without draft models, on the model's thread."""
+        """Be without draft models."""
         self.families: Families | None = None
         self.sources: dict[str, str] = {}
         """The source of each loaded draft model by its name, the smallest first."""
         self.spec = ""
         """The plan that was chosen for the chat, as text; "" is as planned."""
         self.trials: list[Trial] = []
+
+    def follow(self, state: State) -> None:
+        """Know what the engine has loaded: what was chosen for another target goes."""
+        before, self.state = self.state, state
+        if (before.source, before.info) != (state.source, state.info) or not state.drafts:
+            self.drop()
+        if state.drafts and (self.families is None or before.drafts != state.drafts):
+            self.families, self.trials = Families(state, self.store), []
+            self.sources = {draft.name: draft.source for draft in state.drafts}
+            palette.shade(list(self.sources))
 
     # which models there are
 
@@ -102,13 +104,14 @@ class Stacks:
 
     def need(self, source: str) -> Need:
         """What a draft model takes beside the target. Raises ModelError for what is no model."""
-        return self.reading.need(source, self.runtime)
+        return self.engine.need(source, self.state.runtime)
 
     def free(self) -> int:
         """Bytes that are free where the target is."""
-        made = not self.source
-        device = self.target.info.device
-        return self.reading.free(device if made else self.reading.device(self.source, self.runtime))
+        source, device = self.state.source, self.state.info.device
+        return self.engine.free(
+            self.engine.device(source, self.state.runtime) if source else device
+        )
 
     # loading
 
@@ -125,7 +128,11 @@ class Stacks:
             if not self.reading.present(source):
                 (fetch or self.fetch)(source)
         self.check_memory([s for s in wanted if s not in self.sources.values()])
-        self.model.run(lambda: self.read(wanted))
+        with self.runs.begin(ME, "") as run:
+            stream = self.engine.load_drafts(self.named(wanted))
+            run.stop.ends(stream)
+            for _ in stream:
+                pass
         self.offered += [source for source in wanted if source not in self.offered]
 
     def fetch(self, source: str) -> None:
@@ -144,37 +151,32 @@ class Stacks:
             )
             raise ModelError(
                 f"The draft models need {amount(total)} ({each}), and {amount(free)} are free on "
-                f"{self.target.info.device}. Nothing was loaded. Choose fewer or smaller models, "
+                f"{self.state.info.device}. Nothing was loaded. Choose fewer or smaller models, "
                 "unload those that are loaded, or close other programs."
             )
 
-    def read(self, sources: Sequence[str]) -> None:
-        """`load`, on the model's thread."""
+    def named(self, sources: Sequence[str]) -> list[tuple[str, str]]:
+        """The sources with what plans call them, those that are loaded by the names they have."""
         present = {source: name for name, source in self.sources.items()}
-        drafts: dict[str, Backend] = {}
-        at: dict[str, str] = {}
-        taken = {DATABASES, PLAIN, self.target.info.name, *present.values()}
+        taken = {DATABASES, PLAIN, self.state.info.name, *present.values()}
+        found = []
         for source in sources:
             name = present.get(source) or free_name(source, taken)
             taken.add(name)
-            loaded = self.drafts.get(name)
-            drafts[name] = self.reading.load(source, self.runtime) if loaded is None else loaded
-            at[name] = source
-        families = Families(Family(self.target, drafts), self.store)
-        self.families, self.trials = families, []
-        self.sources = {name: at[name] for name in families.bare.drafts}
-        palette.shade(list(self.sources))
+            found.append((name, source))
+        return found
 
     def unload(self) -> None:
         """Free the draft models, once no answer is under way; they are not loaded again by
         themselves."""
-        self.model.run(self.drop)
-        self.store.unchoose(self.target.info.fingerprint)
+        for _ in self.engine.unload_drafts():
+            pass
+        self.store.unchoose(self.state.info.fingerprint)
 
     def restore(self, sources: Sequence[str] = (), fetch: Fetch | None = None) -> list[str]:
         """Load the given models, else those chosen before; what went wrong, as notices."""
         try:
-            chosen = self.store.chosen(self.target.info.fingerprint)
+            chosen = self.store.chosen(self.state.info.fingerprint)
             wanted = sources or (chosen.sources if chosen else ())
             if not wanted:
                 return []
@@ -187,21 +189,26 @@ class Stacks:
             names = ", ".join(self.sources)
             return [
                 f"The draft models ({names}) were never profiled in this form with "
-                f"{self.target.info.name} on this machine. Profile them in the Stack tab."
+                f"{self.state.info.name} on this machine. Profile them in the Stack tab."
             ]
         return []
 
     # what is known of them
 
     @property
-    def drafts(self) -> dict[str, Backend]:
+    def drafts(self) -> dict[str, BackendInfo]:
         """The loaded draft models, the smallest first."""
-        return self.families.bare.drafts if self.families else {}
+        return {draft.name: draft.info for draft in self.state.drafts}
 
     def family_for(self, sampling: Sampling) -> Family | None:
         """The loaded models with the profile that is nearest to a sampler; None without models."""
         families = self.families
         return families.of(sampling) if families else None
+
+    def profile_for(self, sampling: Sampling) -> Profile | None:
+        """The profile that is nearest to a sampler; None where there is none."""
+        family = self.family_for(sampling)
+        return family.profile if family else None
 
     def loaded(self, sampling: Sampling) -> Family:
         """The same; raises SettingError without models."""
@@ -213,7 +220,7 @@ class Stacks:
     def check(self, method: Method, sampling: Sampling) -> None:
         """Raise SettingError for a method whose draft models are not loaded or not profiled."""
         if method.stack is not None:
-            drafters_of(method, Databases(), self.family_for(sampling), sampling)
+            plan_of(method, self.family_for(sampling))
 
     def choose(self, spec: str, sampling: Sampling, drafting: Drafting, databases: bool) -> str:
         """Remember a plan and its models for the next start; returns the name of its method.
@@ -223,7 +230,7 @@ class Stacks:
         """
         spec = spec.strip()
         self.loaded(sampling).plan(spec, drafting.rule)
-        self.store.choose(self.target.info.fingerprint, list(self.sources.values()), spec)
+        self.store.choose(self.state.info.fingerprint, list(self.sources.values()), spec)
         self.spec = spec
         kind = "hd+hsd" if databases else "hsd"
         return f"{kind}:{spec}" if spec else kind
@@ -249,97 +256,45 @@ class Stacks:
 
         Raises Cancelled when it is stopped; what was known before stays.
         """
-        with self.runs.begin(ME, "") as run:
-            running = self.profiled(sampling, texts, tokens, run.stop.is_set)
-            yield from told_apart(self.model.stream(running, run), "profile")
-
-    def profiled(
-        self,
-        sampling: Sampling,
-        texts: Sequence[str],
-        tokens: int,
-        cancelled: Callable[[], bool],
-    ) -> Generator[float, None, None]:
-        """`profile`, on the model's thread."""
         self.loaded(sampling)
-        families = self.families
-        assert families is not None
-        own = Databases(statistics=self.statistics)
-        profiler = Profiler(
-            self.target,
-            families.bare.drafts,
-            prompts_of(self.target, texts),
-            Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
-            lambda: own.for_measuring().drafters(METHODS["hd"]),
-            tokens,
-            cancelled,
-        )
-        yield from profiler.run()
-        assert profiler.profile is not None
-        self.trials = []
-        families.add(profiler.profile)
+        yield from self.long(self.engine.profile(sampling, texts, tokens), "profile")
 
     def measure(
         self,
         sampling: Sampling,
         drafting: Drafting,
         chosen: str,
-        costs: Callable[[Method], CostCurve | None],
         texts: Sequence[str] = PROMPTS[:TRIED],
         tokens: int = TOKENS,
     ) -> Iterator[float]:
         """Let plain decoding, every single draft model and the best stacks answer a few prompts:
         yields the share that is done, and leaves the outcome in `trials`. Raises Cancelled."""
-        with self.runs.begin(ME, "") as run:
-            running = self.measured(
-                sampling, drafting, chosen.strip(), costs, texts, tokens, run.stop.is_set
-            )
-            yield from told_apart(self.model.stream(running, run), "measurement")
+        profile = self.loaded(sampling).profiled()
+        running = self.engine.trials(profile, sampling, drafting, chosen.strip(), texts, tokens)
+        yield from self.long(running, "measurement")
 
-    def measured(
-        self,
-        sampling: Sampling,
-        drafting: Drafting,
-        chosen: str,
-        costs: Callable[[Method], CostCurve | None],
-        texts: Sequence[str],
-        tokens: int,
-        cancelled: Callable[[], bool],
-    ) -> Generator[float, None, None]:
-        """`measure`, on the model's thread."""
-        family = self.loaded(sampling)
-        running = trials(
-            family,
-            Databases(statistics=self.statistics),
-            entries(family, drafting, chosen),
-            prompts_of(self.target, texts),
-            sampling,
-            costs,
-            cancelled,
-            tokens,
-        )
-        for found in running:
-            if isinstance(found, list):
-                self.trials = found
-            else:
-                yield found
-
-
-def told_apart(items: Iterator[T | Waiting], what: str) -> Iterator[T]:
-    """The items once their turn has come; an error of the libraries below becomes one that says
-    what it ended."""
-    try:
-        for item in items:
-            if not isinstance(item, Waiting):
-                yield item
-    except StrataError:
-        raise
-    except Exception as error:
-        # They raise many types, out of memory among them.
-        raise ModelError(
-            f"The {what} failed ({error}). What was known before stays. Load fewer or smaller "
-            "draft models if memory ran out."
-        ) from error
+    def long(self, stream: Stream[Any], what: str) -> Iterator[float]:
+        """The shares of a long piece of work; what comes of it is kept here. An error of the
+        libraries below becomes one that says what it ended."""
+        with self.runs.begin(ME, "") as run, stream:
+            run.stop.ends(stream)
+            try:
+                for item in stream:
+                    if isinstance(item, Share) and item.share is not None:
+                        yield item.share
+                    elif isinstance(item, Profile) and self.families is not None:
+                        self.trials = []
+                        self.families.add(item)
+                    elif isinstance(item, list):
+                        self.trials = item
+            except StrataError:
+                raise
+            except Exception as error:
+                # They raise many types, out of memory among them.
+                raise ModelError(
+                    f"The {what} failed ({error}). What was known before stays. Load fewer or "
+                    "smaller draft models if memory ran out."
+                ) from error
 
 
 def amount(count: float) -> str:

@@ -98,7 +98,7 @@ def css() -> str:
 
 def header(session: Session, notices: Sequence[str]) -> str:
     """Logo, name, model, and what the user should know about it; all of it escaped."""
-    info = session.backend.info
+    info = session.info
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
     if session.plain.tokens_per_second:
@@ -192,7 +192,7 @@ def following(
         return {
             shown: now,
             head: header(session, notices),
-            talk.box: gr.update(placeholder=chat.invitation(session.backend.info.name)),
+            talk.box: gr.update(placeholder=chat.invitation(session.info.name)),
             pair.method: gr.update(choices=offered, value=other),
             pair.verdict: gr.skip() if before else compare.idle(session),
             **controls.follow(session, method, length),

@@ -2,12 +2,13 @@
 
 from html import escape
 
-from app.comparison import PLAIN, Proof, Verdict
+from app.comparison import Proof
 from app.panel import NO_GAIN, milliseconds, times
-from app.turns import Waiting
 from engine.compare import Speedup
 from engine.errors import SettingError
 from engine.methods import method_named
+from engine.queue import Waiting
+from engine.runs import PLAIN, Verdict
 
 
 def gained(speedup: Speedup, of: str = "speedup") -> str:

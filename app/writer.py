@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.comparison import Timed
 from engine.metrics import Metrics, summarise
+from engine.runs import Timed
 from engine.types import TARGET, Event, Learned, Prefill, Step, Token
 from storage.conversations import Conversations, Piece
 

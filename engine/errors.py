@@ -5,6 +5,7 @@ StrataError
 ├── PromptError           an empty message, or one that does not fit the context
 ├── ModelError            a model that cannot be found, read or used
 ├── Cancelled             the user stopped a long piece of work
+├── Busy                  too much is waiting for the model already
 └── StorageError          a data directory or database that cannot be used
 """
 
@@ -27,6 +28,10 @@ class ModelError(StrataError):
 
 class Cancelled(StrataError):
     """The user stopped it; what was there before stays."""
+
+
+class Busy(StrataError):
+    """Too much is waiting for the model already."""
 
 
 class StorageError(StrataError):

@@ -12,6 +12,7 @@ longer suffixes and samples more continuations; the drafts are verified in one t
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.calibration import Calibration
 from engine.decode import never
@@ -30,7 +31,8 @@ from engine.drafters.published import (
 )
 from engine.drafters.statistics import StatisticsTier
 from engine.errors import SettingError
-from engine.hsd.family import Family
+from engine.hsd.family import Family, Plans
+from engine.hsd.planner import Plan
 from engine.settings import Drafting, Sampling, shortened
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
@@ -124,13 +126,9 @@ def drafters_of(
     found = databases.drafters(method)
     if method.stack is None:
         return found
-    if family is None or not family.drafts:
-        raise SettingError(
-            f"The method {method.name!r} needs draft models, and none is loaded. Choose them in "
-            "the Stack tab, or choose hierarchy drafting."
-        )
+    plan = plan_of(method, family)
+    assert family is not None
     rule = method.drafting.rule
-    plan = family.plan(method.stack, rule)
     if plan.databases and not found:
         all_tiers = replace(method, drafting=replace(method.drafting, tiers=TIERS))
         if not plan.rungs:
@@ -140,6 +138,19 @@ def drafters_of(
         return found
     below = databases.below() if plan.databases else None
     return [*found, family.stack(plan, sampling, rule, below, cancelled)]
+
+
+def plan_of(method: Method, family: Plans[Any] | None) -> Plan:
+    """The plan of a method's draft models. Raises SettingError when it takes models that are not
+    loaded or not profiled."""
+    if family is None or not family.drafts or method.stack is None:
+        raise SettingError(
+            f"The method {method.name!r} needs draft models, and none is loaded. Choose them in "
+            "the Stack tab, or choose hierarchy drafting."
+        )
+    plan = family.plan(method.stack, method.drafting.rule)
+    family.check(plan)
+    return plan
 
 
 class Databases:

@@ -13,6 +13,7 @@ like a missing one. So a poisoned file can draft in vain, but never hang, crash 
 import sqlite3
 import struct
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -249,3 +250,13 @@ def find_table(
             return table
         table.close()
     return None
+
+
+def open_table(
+    folders: Sequence[Path], tokenizer_fingerprint: str, report: Callable[[str], None]
+) -> StatisticsTable | None:
+    """The same, closed once nobody has it any more: a tab may read it when its model goes."""
+    table = find_table(tokenizer_fingerprint, *folders, report=report)
+    if table is not None:
+        weakref.finalize(table, table.connection.close)
+    return table

@@ -16,6 +16,7 @@ import psutil
 from app.preferences import Preferences
 from app.session import Session
 from engine.backends.toy import ToyBackend, toy_logits
+from engine.local import Local
 from engine.settings import Generation, Sampling
 from storage.database import Database
 
@@ -28,7 +29,7 @@ def main(conversations: int, owners: int, limit: int) -> None:
     with tempfile.TemporaryDirectory() as folder, Database(Path(folder) / "soak.db") as database:
         # The toy remembers its logits, which is not what is measured here.
         backend = ToyBackend(4096, logits=toy_logits.__wrapped__)
-        session = Session(backend, database)
+        session = Session(Local(backend=backend), database)
         session.memory.limit = limit
         for number in range(conversations):
             owner = f"owner {number % owners}"

@@ -16,11 +16,11 @@ import pytest
 from gradio.blocks import BlockFunction
 
 from app import ui
-from app.reading import Reading
 from app.session import Session
 from engine import costs as engine_costs
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError, StorageError
+from engine.reading import Reading
 from storage.database import Database
 from tests.test_session import ME, ask
 from tests.test_tabs import made
@@ -64,7 +64,9 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     monkeypatch.setattr("app.costs.measure_costs", measure)
     monkeypatch.setattr(Database, "BUSY_SECONDS", 0.05)
     with Database(tmp_path / "strata.db") as db:
-        yield Session(ToyBackend(), db, reading=Reading(load=refuse, download=refuse))
+        yield Session(
+            Local(backend=ToyBackend()), db, reading=Reading(load=refuse, download=refuse)
+        )
 
 
 @pytest.fixture

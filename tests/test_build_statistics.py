@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from app.build_statistics import documents_of, main, text_of, tokenized
-from app.reading import Reading
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
+from engine.reading import Reading
 from engine.settings import Runtime
 from storage.statistics import SUFFIX, StatisticsTable
 from tests.conftest import EMBEDDED

@@ -24,7 +24,7 @@ REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(toy, db)
+    return Session(Local(backend=toy), db)
 
 
 @pytest.fixture

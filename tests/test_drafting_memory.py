@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from app.loaded import Loaded
+from app.rooms import Room, Rooms
+
 from app.memory import LIMIT, Latest, Memory
 from app.past import Pasts
 from app.preferences import Preferences
-from app.rooms import Room, Rooms
 from app.session import Session
 from engine.backends.toy import ToyBackend
 from engine.drafters.context import SLACK, ContextTier
 from engine.drafters.model import ModelTier
+from engine.local import Local
 from engine.methods import Databases
 from engine.settings import Generation, Sampling
 from engine.types import Gram
@@ -30,7 +31,7 @@ MB = 1 << 20
 
 @pytest.fixture
 def session(db: Database) -> Session:
-    return Session(ToyBackend(), db)
+    return Session(Local(backend=ToyBackend()), db)
 
 
 def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = None) -> str:
@@ -116,7 +117,7 @@ def loaded(db: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loaded]:
     clock = Clock()
     for module in ("app.rooms.monotonic", "app.past.monotonic"):
         monkeypatch.setattr(module, clock)
-    yield Session(ToyBackend(), db).loaded
+    yield Session(Local(backend=ToyBackend()), db).loaded
 
 
 def enter(rooms: Rooms, pasts: Pasts, owner: str, name: str) -> Room:

@@ -23,6 +23,7 @@ from app.preferences import Preferences
 from app.session import Session
 from engine.backends.toy import ToyBackend
 from engine.drafters.model import ModelTier
+from engine.local import Local
 from engine.methods import METHODS
 from engine.settings import Generation, Sampling
 from storage import leftovers
@@ -91,7 +92,7 @@ def child(folder: str, seed: int) -> None:
 def truth(seed: int, count: int) -> tuple[str, ...]:
     """The whole texts of the first answers."""
     texts: dict[int, str] = {}
-    for number, text in answers(Session(ToyBackend(), Database()), seed):
+    for number, text in answers(Session(Local(backend=ToyBackend()), Database()), seed):
         if number >= count:
             return tuple(texts[n] for n in range(count))
         texts[number] = text
@@ -164,7 +165,7 @@ def outcome(killed: Killed) -> Outcome:
         for check in ("integrity_check", "foreign_key_check"):
             found = db.execute_read(f"PRAGMA {check}")
             problems += [str(row) for row in found if row != ("ok",)]
-        store = Session(ToyBackend(), db).conversations(ME)
+        store = Session(Local(backend=ToyBackend()), db).conversations(ME)
         stored = [message for item in store.list() for message in store.messages(item.id)]
     said = {n: text for _, n, text in shown if isinstance(n, int) and n < 0}
     texts = {2 * (-1 - number): text for number, text in said.items()}

@@ -13,10 +13,8 @@ import pytest
 
 from app import models
 from app.arguments import EMBEDDED
-from app.loaded import Away
 from app.models import Candidate, Progress
 from app.preferences import Preferences
-from app.reading import Reading
 from app.session import Session
 from app.turns import Runs
 from app.writer import Update
@@ -25,6 +23,9 @@ from engine.backends.base import Backend
 from engine.backends.memory import Need
 from engine.backends.toy import END, VOCABULARY, ToyBackend, deviating
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
+from engine.loaded import Away
+from engine.local import Local
+from engine.reading import Reading
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from storage.contexts import ContextStore
@@ -187,7 +188,7 @@ def test_the_text_is_that_of_a_program_that_started_with_the_model(
     for name in ("two", "three", "one"):
         told(session, shop.source(name))
         texts.append(ask(session).text)
-        assert session.backend.info.name == name and session.models.source == shop.source(name)
+        assert session.info.name == name and session.models.source == shop.source(name)
     assert texts[0] == texts[3] and len(set(texts)) == 3
     for name, text in zip(("one", "two", "three"), texts, strict=False):
         with Database() as db:
@@ -328,7 +329,7 @@ def test_a_model_that_fits_beside_the_other_is_read_first(
     load = shop.load
 
     def watched(source: str, runtime: Runtime) -> Backend:
-        seen.append(session.backend.info.name + type(session.backend).__name__)
+        seen.append(session.info.name + type(session.backend).__name__)
         return load(source, runtime)
 
     session.models.reading = replace(session.models.reading, load=watched)
@@ -357,7 +358,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, 
 
 def test_a_need_that_is_not_known_refuses_nothing(session: Session) -> None:
     told(session, "strange")
-    assert session.backend.info.name == "strange" and ask(session).text
+    assert session.info.name == "strange" and ask(session).text
 
 
 # failures
@@ -528,7 +529,7 @@ def test_an_answer_under_way_ends_and_is_kept(session: Session, shop: Shop) -> N
     *_, last = updates
     assert last.finish == "cancelled" and last.text.startswith(first.text)
     list(loading)
-    assert session.backend.info.name == "two"
+    assert session.info.name == "two"
     assert session.conversations(ME).messages(conversation)[1].content == last.text
     session.drop_answer(ME, conversation)
     *_, again = session.answer(ME, conversation, preferences())
@@ -617,7 +618,7 @@ def test_a_load_that_nobody_watches_goes_on(session: Session, shop: Shop) -> Non
     next(loading)
     loading.close()  # type: ignore[attr-defined]
     with session.models.busy:
-        assert session.backend.info.name == "two"
+        assert session.info.name == "two"
 
 
 def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
@@ -630,7 +631,7 @@ def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
     assert "three has to wait" in fails(session, shop.source("three"))
     waits.set()
     list(loading)
-    assert session.backend.info.name == "two"
+    assert session.info.name == "two"
 
 
 # what may be asked for
@@ -649,7 +650,7 @@ def test_guests_load_nothing(shop: Shop, db: Database) -> None:
     session = shop.session(db, guests=True)
     with pytest.raises(SettingError, match="others use this app"):
         told(session, shop.source("two"))
-    assert session.backend.info.name == "one"
+    assert session.info.name == "one"
 
 
 def test_a_source_without_a_name_is_refused(session: Session) -> None:
@@ -708,7 +709,7 @@ def test_a_folder_that_cannot_be_read_any_more_hides_no_other(
     def gone(folder: str) -> list[str]:
         raise ModelError(f"The folder {folder!r} cannot be read.")
 
-    later = Session(ToyBackend(), db, reading=replace(shop.reading(), scan=gone))
+    later = Session(Local(backend=ToyBackend()), db, reading=replace(shop.reading(), scan=gone))
     assert [c.name for c in later.models.candidates()][len(embedded()) :] == ["one"]
 
 
@@ -804,7 +805,7 @@ def test_the_embedded_models_take_turns(db: Database, monkeypatch: pytest.Monkey
             texts[name] = ask(started(own, name), "Tell me a story.").text
     assert texts["target"] != texts["mid"]
     session = started(db, "target")
-    assert session.models.demonstration and session.backend.info.name == "tiny-chat"
+    assert session.models.demonstration and session.info.name == "tiny-chat"
     assert session.stacks.offered == models.drafts_beside(sources["target"])
     old = weakref.ref(session.backend)
     assert ask(session, "Tell me a story.").text == texts["target"]
@@ -837,8 +838,8 @@ def test_folders_and_files_take_turns_and_draft_for_each_other(
     small, mid = (str(EMBEDDED.with_name(name)) for name in ("small", "mid"))
     session = Session(Away(), db)
     list(session.models.start(file, cpu))
-    assert session.models.demonstration and session.backend.info.kind == "llama.cpp"
-    assert session.backend.info.name == "tiny-chat"
+    assert session.models.demonstration and session.info.kind == "llama.cpp"
+    assert session.info.name == "tiny-chat"
     text = ask(session, "Tell me a story.").text
     gain(session, [small, f"{mid}.gguf"])
     old = [weakref.ref(backend) for backend in (session.backend, *session.stacks.drafts.values())]

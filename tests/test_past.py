@@ -10,6 +10,7 @@ from app.preferences import Preferences
 from app.session import Session
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
+from engine.local import Local
 from engine.settings import Generation, Sampling
 from engine.types import TrustRow
 from storage.calibrations import CalibrationStore
@@ -26,7 +27,7 @@ def stored(db: Database, owner: str = ME) -> list[TrustRow]:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(toy, db)
+    return Session(Local(backend=toy), db)
 
 
 def ask(session: Session, owner: str = ME, method: str = "hd") -> str:
@@ -42,7 +43,7 @@ def test_trust_is_stored_after_an_answer_and_there_after_a_restart(
     rows = stored(db)
     assert "context" in {row.tier for row in rows}
     assert sorted(rows) == sorted(session.pasts.of(ME).calibration.rows())
-    later = Session(ToyBackend(), db)
+    later = Session(Local(backend=ToyBackend()), db)
     assert sorted(later.pasts.of(ME).calibration.rows()) == sorted(rows)
     ask(later)
     assert sum(row.reached for row in stored(db)) > sum(row.reached for row in rows)
@@ -103,7 +104,7 @@ def test_trust_that_could_not_be_read_is_not_overwritten(
     def locked(*_: object) -> None:
         raise StorageError("strata.db is locked by another program.")
 
-    later = Session(ToyBackend(), db)
+    later = Session(Local(backend=ToyBackend()), db)
     with monkeypatch.context() as patch:
         patch.setattr(CalibrationStore, "load", locked)
         ask(later)
@@ -115,7 +116,7 @@ def test_damaged_rows_do_not_keep_an_owner_from_chatting(session: Session, db: D
     ask(session)
     with db.write() as handle:
         handle.execute("UPDATE calibrations SET reached = 'many', trusted = -1")
-    later = Session(ToyBackend(), db)
+    later = Session(Local(backend=ToyBackend()), db)
     ask(later)
     assert later.take_notices(ME) == [] and stored(db)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from app.reading import READING, free_name, kind_of, name_of, settled
 from engine.backends import load as loaders
 from engine.backends import sources
 from engine.backends.memory import Need
 from engine.backends.toy import ToyBackend
+from engine.reading import READING, free_name, kind_of, name_of, settled
 from engine.settings import Runtime
 from tests.conftest import EMBEDDED, ROOT
 

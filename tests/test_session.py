@@ -11,17 +11,19 @@ import pytest
 from app.comparison import Progress
 from app.past import MODEL_GRAMS
 from app.preferences import Preferences
-from app.rooms import Answered, Guarded
+from app.proofs import Answered
 from app.session import UNTITLED, Session
-from app.turns import Busy, Waiting
 from app.verdicts import proof_line
 from app.writer import Update
 from engine.backends.toy import END, ToyBackend
 from engine.budget import Budget
 from engine.decode import decode
 from engine.drafters.context import ContextTier
-from engine.errors import Cancelled, PromptError, SettingError, StorageError
+from engine.errors import Busy, Cancelled, PromptError, SettingError, StorageError
+from engine.knowledge import Guarded
+from engine.local import Local
 from engine.methods import METHODS
+from engine.queue import Waiting
 from engine.sampling import Floats, draw
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -40,7 +42,7 @@ DATABASES = [name for name, method in METHODS.items() if method.stack is None]
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(toy, db)
+    return Session(Local(backend=toy), db)
 
 
 def preferences(method: str = "hd", tokens: int = 60, seed: int = 3) -> Preferences:
@@ -296,7 +298,7 @@ def test_a_guest_may_have_one_request_waiting(
     db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
-    session = Session(toy, db, guests=True)
+    session = Session(Local(backend=toy), db, guests=True)
     conversations = [session.say("guest:a", None, text) for text in ("one", "two")]
     running, waiting = (session.answer("guest:a", c, preferences("plain")) for c in conversations)
     next(running)
@@ -319,7 +321,7 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
     db: Database, toy: ToyBackend
 ) -> None:
     """A comparison of many pairs lets others in after each of them, and goes on."""
-    session = Session(toy, db, guests=True)
+    session = Session(Local(backend=toy), db, guests=True)
     pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
     next(pairs)
     conversation = session.say("guest:b", None, "hello")
@@ -341,7 +343,7 @@ def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs
     db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
-    session = Session(toy, db, guests=True)
+    session = Session(Local(backend=toy), db, guests=True)
     pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
     next(pairs)
     conversation = session.say("guest:b", None, "hello")
@@ -437,7 +439,7 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
 ) -> None:
     conversation, _ = ask(session)
     logged = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
-    later = Session(ToyBackend(), db)
+    later = Session(Local(backend=ToyBackend()), db)
     assert later.room(ME, conversation).databases.context.log == logged != []
     later.drop_answer(ME, conversation)
     again = run(later.answer(ME, conversation, preferences("context")))
@@ -451,7 +453,7 @@ def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
     session: Session, db: Database, toy: ToyBackend
 ) -> None:
     conversation, _ = ask(session, "the first words")
-    later = Session(toy, db)
+    later = Session(Local(backend=toy), db)
     later.say(ME, conversation, "some other words")
     run(later.answer(ME, conversation, preferences()))
     assert later.room(ME, conversation).databases.context.log == later.chat.tokens
@@ -463,7 +465,7 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
     ask(session)
     stored = {g.tokens for g in ModelNgrams(db, ME, toy.info.fingerprint).load()}
     assert stored == known(session) != set()
-    later = Session(ToyBackend(), db)
+    later = Session(Local(backend=ToyBackend()), db)
     _, update = ask(later, "hello there", "model")
     assert update.metrics.accepted.get("model", 0) > 0
     later.wipe_model(ME)

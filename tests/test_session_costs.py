@@ -11,6 +11,7 @@ from app.session import Session
 from engine import costs as engine_costs
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
+from engine.local import Local
 from engine.methods import METHODS
 from engine.settings import Drafting, Generation, Sampling
 from storage.costs import CostStore, StoredCosts
@@ -30,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(toy, db)
+    return Session(Local(backend=toy), db)
 
 
 def stored(db: Database) -> StoredCosts | None:
@@ -52,7 +53,7 @@ def test_costs_are_measured_once_and_loaded_from_then_on(session: Session, db: D
     assert kept is not None and session.costs.curve is not None
     assert kept.points == session.costs.curve.points and kept.measured == session.costs.measured
     toy = ToyBackend()
-    later = Session(toy, db)
+    later = Session(Local(backend=toy), db)
     later.loaded.prepare(shares.clear)  # type: ignore[arg-type]
     assert toy.forwards == 0 and shares
     assert later.costs.curve is not None and later.costs.curve.points == kept.points
@@ -69,7 +70,7 @@ def test_a_curve_that_cannot_be_used_is_measured_again(
     with db.write() as handle:
         handle.execute("UPDATE costs SET points = ?", [points])
     toy = ToyBackend()
-    later = Session(toy, db)
+    later = Session(Local(backend=toy), db)
     later.loaded.prepare()
     assert toy.forwards > 0 and later.costs.curve is not None
     kept = stored(db)
@@ -77,17 +78,17 @@ def test_a_curve_that_cannot_be_used_is_measured_again(
 
 
 def test_another_device_or_number_format_is_measured_for_itself(db: Database) -> None:
-    Session(ToyBackend(), db).loaded.prepare()
+    Session(Local(backend=ToyBackend()), db).loaded.prepare()
     for change in ({"device": "cuda:0"}, {"dtype": "bfloat16"}, {"threads": 3}, {"kind": "other"}):
         toy = ToyBackend()
         toy.info = replace(toy.info, **change)
-        Session(toy, db).loaded.prepare()
+        Session(Local(backend=toy), db).loaded.prepare()
         assert toy.forwards > 0
 
 
 def test_a_model_that_decodes_plainly_is_not_measured(db: Database, toy: ToyBackend) -> None:
     toy.info = replace(toy.info, can_tree=False)
-    session = Session(toy, db)
+    session = Session(Local(backend=toy), db)
     session.loaded.prepare()
     assert toy.forwards == 0 and session.costs.curve is None
     assert ask(session)

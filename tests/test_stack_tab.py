@@ -13,7 +13,6 @@ from app import palette, stack_charts, stack_words
 from app.comparison import Verdict
 from app.preferences import Preferences
 from app.session import Session
-from app.stack_trials import Trial
 from app.stacks import Candidate
 from app.tabs import compare, settings, stack
 from engine.backends.memory import Need
@@ -23,6 +22,8 @@ from engine.errors import ModelError
 from engine.hsd.family import Family
 from engine.hsd.planner import Plan, Rung, edges
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
+from engine.hsd.trials import Trial
+from engine.local import Local
 from engine.settings import Drafting, Sampling
 from engine.types import RULES
 from storage.database import Database
@@ -236,7 +237,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
-    session = Session(toy, db, reading=shelf.reading())
+    session = Session(Local(backend=toy), db, reading=shelf.reading())
     session.stacks.offered += shelf.sources("mid", "small")
     return session
 

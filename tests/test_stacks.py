@@ -14,9 +14,7 @@ import pytest
 from app import palette
 from app.families import LATEST, sampler_of, sampler_words
 from app.preferences import Preferences
-from app.reading import Reading, free_name
 from app.session import Session
-from app.stack_trials import Trial, prompts_of
 from app.stacks import Candidate, Stacks, amount
 from app.writer import Update
 from engine import costs as engine_costs
@@ -25,7 +23,10 @@ from engine.backends.memory import Need
 from engine.backends.toy import ToyBackend, deviating
 from engine.compare import Speedup
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
+from engine.hsd.trials import Trial, prompts_of
+from engine.local import Local
 from engine.methods import METHODS
+from engine.reading import Reading, free_name
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import DRAFT, Message
 from storage.database import Database
@@ -99,7 +100,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
-    return Session(toy, db, reading=shelf.reading())
+    return Session(Local(backend=toy), db, reading=shelf.reading())
 
 
 @pytest.fixture
@@ -220,7 +221,7 @@ def test_a_profile_says_how_far_it_is_and_is_there_after_a_restart(
     known = stacks.loaded(SAMPLING).profiled()
     assert [model.name for model in known.models] == ["small", "mid", "toy"]
     assert known.sampling == sampler_of(SAMPLING) and known.target.databases is not None
-    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
+    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
     later.load(shelf.sources("small", "mid"))
     assert later.loaded(SAMPLING).profiled() == known
     later.load(shelf.sources("small"))
@@ -245,7 +246,7 @@ def test_a_profile_of_the_nearest_sampler_serves(
         0.8,
         0.8,
     ]
-    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
+    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
     later.load(shelf.sources("small", "mid"))
     assert used(later, 0.7) == 0.2, "the last one is there whatever the sampler is"
     assert used(later, 0.8) == 0.8, "an exact one is looked up"
@@ -257,7 +258,7 @@ def test_a_model_that_changed_is_not_served_its_old_profile(
 ) -> None:
     stacks.choose("", SAMPLING, Drafting(), False)
     shelf.put("mid", "trained further")
-    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
+    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
     (notice,) = later.restore()
     assert "never profiled in this form" in notice and list(later.drafts) == ["small", "mid"]
     assert later.loaded(SAMPLING).profile is None
@@ -280,7 +281,7 @@ def test_a_stored_profile_is_believed_only_if_it_is_of_these_models(
     else:
         stored = {"models": 7}
     ProfileStore(db).save(key, stored)
-    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
+    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
     later.load(shelf.sources("small", "mid"))
     assert later.families is not None and bool(later.families.known) == (damage == "names")
     for family in later.families.known.values():
@@ -368,15 +369,15 @@ def test_the_chosen_stack_is_loaded_again_at_the_next_start(
 ) -> None:
     assert stacks.choose("", SAMPLING, Drafting(), True) == "hd+hsd"
     assert stacks.choose(" small@3/mid@2 ", SAMPLING, Drafting(), False) == "hsd:small@3/mid@2"
-    later = Session(ToyBackend(), db, reading=shelf.reading()).stacks
+    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
     assert later.restore() == [] and list(later.drafts) == ["small", "mid"]
     assert later.spec == "small@3/mid@2"
     assert ("small alone", "single:small") in later.methods()
     assert "hd+hsd:small@3/mid@2" in dict(map(reversed, later.methods()))  # type: ignore[arg-type]
-    other = Session(ToyBackend(), db, reading=shelf.reading()).stacks
+    other = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
     assert other.restore(shelf.sources("large")) != [] and list(other.drafts) == ["large"]
     later.unload()
-    last = Session(ToyBackend(), db, reading=shelf.reading()).stacks
+    last = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
     assert last.restore() == [] and last.drafts == {}
 
 
@@ -385,7 +386,7 @@ def test_a_chosen_model_that_is_gone_is_a_notice(
 ) -> None:
     stacks.choose("", SAMPLING, Drafting(), False)
     (shelf.root / "mid").rename(shelf.root / "moved")
-    later = Session(ToyBackend(), db, reading=shelf.reading())
+    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading())
     (notice,) = later.stacks.restore()
     assert "mid" in notice and "does not exist" in notice and later.stacks.drafts == {}
     assert ask(later, preferences("hd"))[1].text

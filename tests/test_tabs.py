@@ -19,6 +19,7 @@ from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
 from engine.costs import CostCurve
 from engine.errors import SettingError
+from engine.local import Local
 from engine.methods import METHODS
 from engine.settings import BUDGETS, Drafting, Generation, Runtime, Sampling
 from engine.types import RULES, Learned, Step, Token
@@ -41,7 +42,7 @@ def made(build: Callable[[], T]) -> T:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(toy, db)
+    return Session(Local(backend=toy), db)
 
 
 def labels(blocks: gr.Blocks) -> set[str]:
@@ -67,7 +68,7 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session) -> None:
 
 def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
     mine, theirs = (
-        labels(made(lambda guests=guests: ui.build(Session(toy, db, guests=guests))))
+        labels(made(lambda guests=guests: ui.build(Session(Local(backend=toy), db, guests=guests))))
         for guests in (False, True)
     )
     hidden = {"Measure again", "Databases", "Stack", "Load", "Profile", "Use for chat", "Models"}
@@ -78,7 +79,7 @@ def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
 def test_a_model_that_decodes_plainly_has_nothing_to_measure(db: Database) -> None:
     toy = ToyBackend()
     toy.info = replace(toy.info, can_tree=False)
-    assert "Measure again" not in labels(made(lambda: ui.build(Session(toy, db))))
+    assert "Measure again" not in labels(made(lambda: ui.build(Session(Local(backend=toy), db))))
 
 
 @pytest.fixture
@@ -225,7 +226,7 @@ def test_a_page_follows_the_model_once(page: tuple[Any, ...], session: Session) 
     assert len(inputs) == 4
     shown = follow("", "hd", 256, "hd")
     assert shown.keys() <= set(outputs)
-    assert session.backend.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
+    assert session.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
     assert shown[parts.runs.again]["visible"]
     assert follow(shown[outputs[0]], "hd", 256, "hd").keys() == {outputs[0]}, "nothing changed"
 
@@ -290,7 +291,7 @@ def test_comparisons_start_with_hierarchy_drafting_and_its_measured_budget(
 def test_the_cost_line_says_what_was_measured_and_when(session: Session) -> None:
     assert "not measured" in diagnostics.measured(session)
     session.costs.curve, session.costs.measured = CostCurve({0: 0.1, 3: 0.2}), time.time()
-    session.backend.info = replace(session.backend.info, device="<b>cuda</b>", threads=4)
+    session.info = replace(session.info, device="<b>cuda</b>", threads=4)
     words = diagnostics.measured(session)
     assert "float32" in words and "4 threads" in words and "corrected by every answer" in words
     assert "<b>" not in words and "&lt;b&gt;cuda" in words

@@ -23,9 +23,9 @@ from app.tabs.screen import (
 )
 from app.tabs.settings import Controls
 from app.token_view import token_view
-from app.turns import Waiting
 from app.verdicts import proof_line, waiting_line
 from engine.errors import Cancelled, PromptError, StrataError
+from engine.queue import Waiting
 
 EXAMPLES = (
     "Tell me a short story about a boat and a storm.",
@@ -111,7 +111,7 @@ def build(session: Session) -> Parts:
         tokens = token_view(elem_id="tokens", elem_classes="transcript")
         bubbles = markdown_view()
         proof = gr.HTML(elem_id="proof", apply_default_css=False)
-        box, send, stop = composer(session.backend.info.name)
+        box, send, stop = composer(session.info.name)
         with gr.Row(elem_classes="actions"):
             again = gr.Button("Regenerate", size="sm", elem_id="again")
             edit = gr.Button("Edit last message", size="sm", elem_id="edit")

@@ -8,17 +8,18 @@ from typing import Any
 import gradio as gr
 
 from app import charts, render
-from app.comparison import Pace, Progress, Timed, verdict
+from app.comparison import Pace, Progress
 from app.events import AT_ONCE, owner_of, pass_on, warn
 from app.panel import milliseconds
 from app.plots import grid
 from app.session import Session
 from app.tabs.settings import Controls, methods
 from app.token_view import token_view
-from app.turns import Waiting
 from app.verdicts import another_text, difference, gained, title_of, waiting_line
 from app.writer import piece_of
 from engine.errors import Cancelled, StrataError
+from engine.queue import Waiting
+from engine.runs import Timed, verdict
 from engine.types import Step
 
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
@@ -84,7 +85,7 @@ def choices(session: Session) -> list[tuple[str, str]]:
 
 def idle(session: Session) -> str:
     """What the banner says before the first run."""
-    info = session.backend.info
+    info = session.info
     words = (
         f"{info.note} A comparison then shows two plain runs."
         if not info.can_tree
@@ -113,8 +114,7 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
     """The verdict over all finished repeats; token texts are escaped."""
     if progress.cancelled and not progress.pairs:
         return '<div class="verdict">Stopped before both runs had ended.</div>'
-    detokenize = session.backend.detokenize
-    verdicts = [verdict(detokenize, plain, fast) for plain, fast in progress.pairs]
+    verdicts = [verdict(session.text, plain, fast) for plain, fast in progress.pairs]
     for number, found in enumerate(verdicts, start=1):
         if not found.identical and progress.same_text:
             return difference(found, f" in repeat {number}")

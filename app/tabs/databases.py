@@ -74,7 +74,7 @@ def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
     """The open conversation's log."""
-    fingerprint = session.backend.info.tokenizer_fingerprint
+    fingerprint = session.info.tokenizer_fingerprint
     store = ContextStore(session.database, owner)
     tokens = store.size(conversation, fingerprint) if conversation else 0
     return card(
@@ -90,16 +90,18 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
 
 def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
     """This model's past answers, and the n-grams that most of them share."""
-    store = session.pasts.ngrams(owner)
-    text = session.backend.detokenize
+    store = session.pasts.ngrams(owner, session.info.fingerprint)
+    top = store.top(TOP)
+    keys = session.engine.texts([gram.tokens[:-1] for gram in top])
+    nexts = session.engine.texts([gram.tokens[-1:] for gram in top])
     rows = [
-        [repr(text(g.tokens[:-1])), repr(text(g.tokens[-1:])), f"{g.documents:,}"]
-        for g in store.top(TOP)
+        [repr(key), repr(token), f"{gram.documents:,}"]
+        for gram, key, token in zip(top, keys, nexts, strict=True)
     ]
     facts = [
         ("n-grams", f"{store.rows():,}"),
         ("on disk", amount(store.size_bytes())),
-        ("model", session.backend.info.name),
+        ("model", session.info.name),
     ]
     return card(MODEL, "What this model said before, in any of your conversations.", facts), rows
 
@@ -117,11 +119,13 @@ def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
         for name in ("keys", "tokens", "documents")
         if table.meta[name].isdecimal()
     ]
-    text = session.backend.detokenize
+    top = list(table.top(WIDE))
+    keys = session.engine.texts([[found.key] for found in top])
+    nexts = session.engine.texts([[found.token] for found in top])
     rows = [
-        [repr(text([found.key])), repr(text([found.token])), f"{100 * found.share:.0f} %"]
-        for found in table.top(WIDE)
-        if NO_TEXT not in text([found.key]) + text([found.token])
+        [repr(key), repr(token), f"{100 * found.share:.0f} %"]
+        for found, key, token in zip(top, keys, nexts, strict=True)
+        if NO_TEXT not in key + token
     ][:TOP]
     return card(STATISTICS, meaning, facts), rows
 
@@ -137,7 +141,9 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
             context = context_card(session, owner, conversation)
             model, grams = model_card(session, owner)
             statistics, shares = statistics_card(session)
-            learned = Calibration(session.pasts.calibrations(owner).load())
+            learned = Calibration(
+                session.pasts.calibrations(owner, session.info.fingerprint).load()
+            )
             worth = charts.worth_of_evidence(learned)
             return context, model, statistics, grams, shares, worth
         return tuple(gr.skip() for _ in range(6))

@@ -75,13 +75,13 @@ def drawn(session: Session, runs: list[Run], run: Run | None, steps: list[Step])
 
 def cost_figure(session: Session, run: Run | None, steps: list[Step]) -> go.Figure:
     """What a run drafted, and the curve that its budget followed if its model is the loaded one."""
-    loaded = run is None or run.fingerprint == session.backend.info.fingerprint
+    loaded = run is None or run.fingerprint == session.info.fingerprint
     return charts.cost_curve(session.costs.curve if loaded else None, steps)
 
 
 def measured(session: Session, busy: bool = False) -> str:
     """When the cost curve was measured, and on what."""
-    info, costs = session.backend.info, session.costs
+    info, costs = session.info, session.costs
     if busy:
         words = "Measuring what a forward costs …"
     elif costs.curve is None:

@@ -13,7 +13,6 @@ from app import model_words
 from app.catalogue import Model
 from app.events import AT_ONCE, told, warn
 from app.models import Candidate, Progress, reported, size_of, title_of
-from app.reading import kind_of, settled
 from app.session import Session
 from app.stack_words import fine
 from app.tabs import catalogue
@@ -21,6 +20,7 @@ from app.tabs.catalogue import Card
 from app.tabs.loading import Place, build_adding, build_place, paced
 from app.tabs.settings import control, number
 from engine.errors import Cancelled, ModelError, StrataError
+from engine.reading import kind_of, settled
 from engine.settings import Runtime
 
 AUTO = "auto"
@@ -131,7 +131,7 @@ class Handlers:
         offered = self.candidates()
         chosen = next((s for s in (source, self.models.source) if s in offered), None)
         shown: dict[Any, Any] = {
-            self.parts.loaded: model_words.loaded(self.session.backend.info, self.models.source),
+            self.parts.loaded: model_words.loaded(self.session.info, self.models.source),
             self.parts.choice: gr.update(
                 choices=[model_words.choice(candidate) for candidate in offered.values()],
                 value=chosen,
@@ -288,7 +288,7 @@ class Handlers:
             words = fine(str(error))
         except StrataError as error:
             warn(str(error))
-            words = model_words.still(self.session.backend.info, self.models.source)
+            words = model_words.still(self.session.info, self.models.source)
         for notice in self.models.notices:
             warn(notice)
         with told():

@@ -11,11 +11,11 @@ from app import render
 from app.comparison import Pace
 from app.panel import panel
 from app.session import Session
-from app.turns import Waiting
 from app.verdicts import waiting_line
 from app.writer import Update
 from engine.compare import Speedup
 from engine.metrics import summarise
+from engine.queue import Waiting
 from engine.types import Prefill
 from storage.conversations import StoredMessage
 from storage.traces import Traces

@@ -88,7 +88,7 @@ class Controls:
     def follow(self, session: Session, method: str, length: float | None) -> dict[Any, Any]:
         """What the loaded model decides: its makers' sampler, how long an answer can be, the
         methods there are. `method` and `length` stay where it can do them."""
-        info = session.backend.info
+        info = session.info
         values: dict[str, Any] = {f.name: getattr(info.sampling, f.name) for f in fields(Sampling)}
         longest = info.context_length or DEFAULT_TOKENS
         values["max_tokens"] = min(int(length or DEFAULT_TOKENS), longest)
@@ -137,7 +137,7 @@ def build(session: Session) -> Controls:
             )
             controls = Controls(system)
             parts = controls.parts
-            length = min(DEFAULT_TOKENS, session.backend.info.context_length)
+            length = min(DEFAULT_TOKENS, session.info.context_length)
             parts["max_tokens"] = control(Generation, "max_tokens", length)
             parts["stop"] = gr.Textbox(
                 label="Stop strings", info="One per line; the answer ends before them.", lines=2
@@ -153,7 +153,7 @@ def build(session: Session) -> Controls:
                         label="A new seed for each answer",
                         info="Off: the seed below, so the same question gets the same answer.",
                     )
-                value = getattr(session.backend.info.sampling, item.name)
+                value = getattr(session.info.sampling, item.name)
                 parts[item.name] = control(Sampling, item.name, value)
         build_acceleration(session, parts)
     controls.presets = buttons
@@ -169,7 +169,7 @@ def methods(session: Session) -> list[tuple[str, str]]:
 def usable(session: Session, method: str) -> bool:
     """Whether a method that was chosen before can be followed with the models there are now."""
     try:
-        session.stacks.check(method_named(method), session.backend.info.sampling)
+        session.stacks.check(method_named(method), session.info.sampling)
     except StrataError:
         return False
     return True

@@ -10,18 +10,18 @@ import plotly.graph_objects as go
 from app import stack_charts, stack_words
 from app.comparison import Pace
 from app.events import AT_ONCE, told, warn
+from app.families import Family
 from app.palette import DRAFT_SHADES, INK, PLAIN
 from app.plots import grid
 from app.preferences import Preferences
-from app.reading import name_of
 from app.session import Session
-from app.stack_trials import Entry, entries
 from app.tabs.compare import choices
 from app.tabs.loading import build_adding
 from app.tabs.settings import Controls, methods
 from engine.errors import Cancelled, SettingError, StrataError
-from engine.hsd.family import Family
 from engine.hsd.planner import Plan, Recursion
+from engine.hsd.trials import Entry, entries
+from engine.reading import name_of
 
 UPDATE_SECONDS = 0.25
 
@@ -294,8 +294,7 @@ class Handlers:
 
         def start() -> Iterator[float]:
             _, chosen = self.controls.read(values)
-            sampling, costs = chosen.generation.sampling, self.session.costs.copy_of
-            return self.stacks.measure(sampling, chosen.drafting, spec, costs)
+            return self.stacks.measure(chosen.generation.sampling, chosen.drafting, spec)
 
         yield from self.long("Measuring", start, (ticked, spec, *values))
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, BackendInfo
 from engine.costs import CostCurve
 from engine.decode import never
 from engine.drafters.base import Drafter
@@ -19,34 +20,29 @@ from engine.verify import verifier
 UNABLE = "it cannot roll back."
 
 
-class Family:
-    """The draft models by name, the smallest first.
+class Described(Protocol):
+    """A model as far as planning has to know it."""
 
-    `profile` is None until the family was profiled; nothing can be planned before. `samplings`
-    holds the sampler of every draft that has one of its own. Raises ModelError for a model that
-    cannot draft for the target.
+    @property
+    def info(self) -> BackendInfo:
+        """What it is."""
+
+
+Model = TypeVar("Model", bound=Described)
+
+
+class Plans(Generic[Model]):
+    """What can be planned with draft models, by name, the smallest first.
+
+    `profile` is None until the models were profiled; nothing can be planned before.
     """
 
     def __init__(
-        self,
-        target: Backend,
-        drafts: Mapping[str, Backend],
-        profile: Profile | None = None,
-        samplings: Mapping[str, Sampling] | None = None,
+        self, target: Model, drafts: Mapping[str, Model], profile: Profile | None = None
     ) -> None:
-        if target.info.name in drafts:
-            raise ModelError(
-                f"A draft model cannot be called {target.info.name!r}: the target is. Rename its "
-                "folder, or make a link of another name."
-            )
-        for name, draft in drafts.items():
-            check_drafts(target, name, draft)
         self.target, self.profile = target, profile
         self.drafts = dict(sorted(drafts.items(), key=lambda item: item[1].info.parameters))
-        self.samplings = samplings or {}
         self.plans: dict[tuple[str, Rule], Plan] = {}
-        sizes = [model.info.vocabulary_size for model in (target, *drafts.values())]
-        self.vocabulary = min(sizes)
 
     def profiled(self) -> Profile:
         """The profile. Raises SettingError when there is none."""
@@ -66,6 +62,40 @@ class Family:
             self.plans[key] = resolve(profile, spec, rule) if spec else best(profile, rule, allowed)
         return self.plans[key]
 
+    def check(self, plan: Plan) -> None:
+        """Raise SettingError unless every model of the plan is loaded."""
+        for rung in plan.rungs:
+            if rung.model not in self.drafts:
+                raise SettingError(
+                    f"The draft model {rung.model!r} of the plan {plan} is not loaded. Loaded: "
+                    f"{', '.join(self.drafts) or 'none'}. Load it in the Stack tab."
+                )
+
+
+class Family(Plans[Backend]):
+    """The loaded models themselves. `samplings` holds the sampler of every draft that has one of
+    its own. Raises ModelError for a model that cannot draft for the target.
+    """
+
+    def __init__(
+        self,
+        target: Backend,
+        drafts: Mapping[str, Backend],
+        profile: Profile | None = None,
+        samplings: Mapping[str, Sampling] | None = None,
+    ) -> None:
+        if target.info.name in drafts:
+            raise ModelError(
+                f"A draft model cannot be called {target.info.name!r}: the target is. Rename its "
+                "folder, or make a link of another name."
+            )
+        for name, draft in drafts.items():
+            check_drafts(target, name, draft)
+        super().__init__(target, drafts, profile)
+        self.samplings = samplings or {}
+        sizes = [model.info.vocabulary_size for model in (target, *drafts.values())]
+        self.vocabulary = min(sizes)
+
     def stack(
         self,
         plan: Plan,
@@ -80,12 +110,8 @@ class Family:
         loaded.
         """
         profile, drafter = self.profiled(), below
+        self.check(plan)
         for number, rung in enumerate(plan.rungs, start=1):
-            if rung.model not in self.drafts:
-                raise SettingError(
-                    f"The draft model {rung.model!r} of the plan {plan} is not loaded. Loaded: "
-                    f"{', '.join(self.drafts) or 'none'}. Load it in the Stack tab."
-                )
             own = replace(self.samplings.get(rung.model, sampling), seed=sampling.seed)
             costs = profile.models[profile.index(rung.model)].costs
             top = drafter = Level(

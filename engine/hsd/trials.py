@@ -9,15 +9,16 @@ a chat.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from app.comparison import PLAIN, Timed, Verdict, keeps_text, run, verdict, warm_up
 from engine.backends.base import Backend
 from engine.compare import Speedup, overall
 from engine.costs import CostCurve
 from engine.errors import Cancelled
-from engine.hsd.family import Family
+from engine.hsd.family import Family, Plans
 from engine.hsd.planner import Plan, Recursion, candidates
 from engine.methods import Databases, Method, drafters_of, method_named
+from engine.runs import PLAIN, Timed, Verdict, keeps_text, run, verdict, warm_up
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Message
 
@@ -71,7 +72,7 @@ def prompts_of(backend: Backend, texts: Sequence[str]) -> list[list[int]]:
     return [backend.tokenize(backend.render([Message("user", text)])) for text in texts]
 
 
-def entries(family: Family, drafting: Drafting, chosen: str) -> list[Entry]:
+def entries(family: Plans[Any], drafting: Drafting, chosen: str) -> list[Entry]:
     """What is measured: plain, the databases, each draft model, the best stacks, the chosen one."""
     profile, rule = family.profiled(), drafting.rule
     plans = candidates(profile, rule)
@@ -114,11 +115,9 @@ def trials(
             drafters = drafters_of(entry.method, fresh, family, generation.sampling, cancelled)
             curve = costs(entry.method) if entry.gated else None
             drafts = tuple(family.drafts.values())
-            running = run(
+            last = run(
                 family.target, prompt, entry.method, drafters, generation, cancelled, curve, drafts
             )
-            for timed in running:
-                last = timed
             if cancelled():
                 raise Cancelled("The measurement was stopped. What was known before stays.")
             runs[entry.title].append(last)

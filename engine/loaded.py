@@ -1,0 +1,146 @@
+"""The loaded model with all that belongs to it and goes when it goes.
+
+It is held as one value, so that it changes in one assignment: nobody ever sees the tokenizer of one
+model beside the costs of another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import time
+from typing import NamedTuple, NoReturn
+
+from engine.backends.base import Backend, BackendInfo
+from engine.chat import Chat
+from engine.costs import CostCurve, measure_costs
+from engine.errors import ModelError
+from engine.knowledge import Knowledge
+from engine.methods import Method
+from engine.runs import UNMEASURED, PlainSpeed, plain_speed
+from engine.settings import Runtime
+from engine.types import Message
+
+NOTHING = BackendInfo(
+    name="no model",
+    kind="",
+    fingerprint="",
+    tokenizer_fingerprint="",
+    vocabulary_size=0,
+    eos_ids=frozenset(),
+    context_length=0,
+    can_tree=False,
+)
+NO_MODEL = "No model is loaded at the moment. Wait until one is, or load it in the Models tab."
+
+
+class Away:
+    """Stands where no model is: before the first one, and while one makes room for the next.
+
+    `info` is that of the model which was there. Whatever is asked of it raises ModelError.
+    """
+
+    def __init__(self, info: BackendInfo = NOTHING) -> None:
+        self.info = replace(info, can_tree=False, note=NO_MODEL)
+
+    bytes = 0
+
+    def refuse(self, *_: object) -> NoReturn:
+        """There is nothing here that could answer."""
+        raise ModelError(NO_MODEL)
+
+    def vocabulary(self) -> Sequence[str]:
+        self.refuse()
+
+    tokenize = detokenize = render = prefill = room = score = accept = open = refuse
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class Costs(NamedTuple):
+    """What forwards cost, as plain values: a CostCurve's, and when it was measured (seconds since
+    1970)."""
+
+    points: dict[int, float]
+    node: float
+    other: float
+    measured: float
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model with what is known of it. `source` is "" for a backend that was made, not read.
+
+    `curve` is None until it is known or measured.
+    """
+
+    backend: Backend
+    knowledge: Knowledge
+    source: str = ""
+    runtime: Runtime = Runtime()
+    curve: CostCurve | None = None
+    measured: float = 0.0
+    plain: PlainSpeed = UNMEASURED
+    chat: Chat = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chat = Chat(self.backend)
+
+    @property
+    def there(self) -> bool:
+        """Whether there is a model."""
+        return not isinstance(self.backend, Away)
+
+    # what forwards cost
+
+    def know(self, costs: Costs) -> bool:
+        """Take a curve that was stored; False when it cannot be used."""
+        try:
+            self.curve = CostCurve(costs.points, costs.node, costs.other)
+        except ValueError:
+            return False
+        self.measured = costs.measured
+        return True
+
+    def measure_costs(self, progress: Callable[[float], None] = lambda share: None) -> None:
+        """Measure the curve, in about two seconds. Raises ModelError when the model cannot do such
+        forwards; what was known stays."""
+        try:
+            self.curve = measure_costs(self.backend, progress=progress)
+        except Exception as error:
+            # The libraries below raise many types, out of memory among them.
+            raise ModelError(
+                f"What a forward costs could not be measured ({error}). Drafts are sized without "
+                "it: lower Tree nodes in the settings if answers fail too."
+            ) from error
+        self.measured = time()
+
+    @property
+    def costs(self) -> Costs:
+        """The curve as it is now, which has to be known."""
+        curve = self.curve
+        assert curve is not None
+        return Costs(curve.points, curve.node, curve.other, self.measured)
+
+    def curve_of(self, method: Method) -> CostCurve | None:
+        """The curve for a method whose budget depends on it.
+
+        Others are kept from correcting it: the time of their drafting is not the databases'.
+        """
+        drafting = method.drafting
+        drafts = (drafting.tiers or method.stack is not None) and drafting.nodes
+        return self.curve if drafts and drafting.budget == "adaptive" else None
+
+    def copy_of(self, method: Method) -> CostCurve | None:
+        """The same as a copy, for a run that must not change what the next one drafts."""
+        curve = self.curve_of(method)
+        return curve and CostCurve(curve.points, curve.node, curve.other)
+
+    def measure_plain(self) -> None:
+        """How fast it decodes plainly, measured now with a short run."""
+        prompt = self.backend.tokenize(self.backend.render([Message("user", "Tell a story.")]))
+        self.plain = PlainSpeed(plain_speed(self.backend, prompt), "after loading")
+
+
+def nothing(info: BackendInfo = NOTHING) -> Loaded:
+    """No model, in the place of the one of that info."""
+    return Loaded(Away(info), Knowledge())

@@ -1,0 +1,511 @@
+"""The engine in this process: the loaded models, what drafting knows, one run at a time.
+
+Everything that computes happens on the model's thread, in the order of the queue. What other
+threads ask looks at `loaded` once, so that another model can take its place between two runs.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.backends.base import Backend
+from engine.backends.memory import Need
+from engine.calibration import Calibration
+from engine.compare import cold
+from engine.decode import decode
+from engine.drafters.base import Drafter, NgramTable
+from engine.drafters.context import ContextTier
+from engine.drafters.model import ModelTier
+from engine.engine import (
+    Calibrated,
+    Costed,
+    Draft,
+    Event,
+    Load,
+    Loading,
+    Logged,
+    LogRecord,
+    Measured,
+    Notice,
+    PastRecord,
+    Request,
+    Said,
+    Share,
+    Started,
+    State,
+    WantedCosts,
+    WantedLog,
+    WantedPast,
+)
+from engine.errors import Cancelled, ModelError, SettingError, StrataError, first_line
+from engine.hsd.family import Family
+from engine.hsd.measure import Profiler
+from engine.hsd.profile import Profile
+from engine.hsd.trials import Trial, entries, prompts_of, trials
+from engine.knowledge import Guarded, Knowledge, Past, Room
+from engine.loaded import Loaded, nothing
+from engine.methods import METHODS, Databases, drafters_of
+from engine.queue import ME, MOST_WAITING, Run, Turns, Waiting
+from engine.reading import READING, USUAL, Reading
+from engine.runs import warm_up
+from engine.settings import Drafting, Runtime, Sampling
+from engine.streams import Stream
+
+Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
+"""Opens the statistics for a tokenizer, None where there are none; tells what is damaged."""
+
+
+def without_statistics(tokenizer: str, report: Callable[[str], None]) -> None:
+    """No statistics for any tokenizer."""
+
+
+class Work(Stream[Any]):
+    """A stream whose work leaves the queue once it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        super().stop()
+        self.leave()
+
+
+class Local:
+    """See the module's docstring, and engine/engine.py for what the methods do.
+
+    `each` is how many runs of one owner may wait. `backend` is a model that is there already.
+    """
+
+    def __init__(
+        self,
+        statistics: Opener = without_statistics,
+        reading: Reading = READING,
+        each: int = MOST_WAITING,
+        backend: Backend | None = None,
+    ) -> None:
+        self.statistics, self.reading = statistics, reading
+        self.turns = Turns(each)
+        self.watch: Callable[[State], None] = lambda state: None
+        self.drafts: dict[str, Backend] = {}
+        self.sources: dict[str, str] = {}
+        """The source of each loaded draft model, by its name."""
+        self.planned: Family | None = None
+        """The draft models with the profile that was used last, and what was planned with it."""
+        self.emit: Callable[[Event], None] = lambda event: None
+        """Where what is learned goes: into the stream of the run under way."""
+        self.loaded = nothing()
+        if backend is not None:
+            self.loaded = self.dressed(backend, "", USUAL, lambda problem: None)
+
+    # what is loaded
+
+    @property
+    def state(self) -> State:
+        """What is loaded now."""
+        loaded = self.loaded
+        drafts = (Draft(n, self.sources.get(n, ""), d.info) for n, d in self.drafts.items())
+        info = loaded.backend.info
+        runtime, plain = loaded.runtime, loaded.plain
+        return State(info, loaded.there, loaded.source, runtime, tuple(drafts), plain)
+
+    def dressed(
+        self, backend: Backend, source: str, runtime: Runtime, report: Callable[[str], None]
+    ) -> Loaded:
+        """A backend with all that it takes to answer with it."""
+        table = self.statistics(backend.info.tokenizer_fingerprint, report)
+        return Loaded(backend, Knowledge(table), source, runtime)
+
+    def take(self, loaded: Loaded) -> None:
+        """Use this model from now on. What was opened or loaded for the old one goes with it."""
+        self.loaded = loaded
+        self.have({}, {})
+
+    def have(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
+        """Use these draft models from now on."""
+        self.drafts, self.sources, self.planned = dict(drafts), dict(sources), None
+        self.watch(self.state)
+
+    # the queue
+
+    def start(
+        self, owner: str, work: Callable[[Stream[Any]], None], urgent: bool = False
+    ) -> Stream[Any]:
+        """Queue work up. Raises Busy."""
+        stream = Work()
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                if stream.stopped.is_set():
+                    raise before_it_began()
+                work(stream)
+            except BaseException as raised:
+                error = raised
+            stream.end(error)
+
+        def tell(ahead: int) -> None:
+            if ahead:
+                stream.put(Waiting(ahead))
+
+        def leave() -> None:
+            if self.turns.leave(entry):
+                stream.end(before_it_began())
+
+        entry = Run(owner, run, tell, stream.stop, urgent)
+        stream.leave = leave
+        self.turns.join(entry)
+        return stream
+
+    # answers
+
+    def generate(self, request: Request) -> Stream[Event]:
+        return self.start(request.owner, lambda stream: self.answer(request, stream))
+
+    def answer(self, request: Request, stream: Stream[Event]) -> None:
+        """One answer, on the model's thread."""
+        self.need_model()
+        self.emit = stream.put
+        try:
+            if request.measured is None:
+                events = self.said(request, stream)
+            else:
+                events = self.measured(request, request.measured, stream)
+            for event in events:
+                stream.put(event)
+        finally:
+            self.emit = lambda event: None
+
+    def need_model(self) -> None:
+        """Raise ModelError unless a model is loaded."""
+        if not self.loaded.there:
+            self.loaded.backend.tokenize("")
+
+    def said(self, request: Request, stream: Stream[Event]) -> Iterator[Event]:
+        """The events of an answer that is learned."""
+        loaded, method, generation = self.loaded, request.method, request.generation
+        cancelled = stream.stopped.is_set
+        past = self.past(request.owner, stream)
+        room = self.room(request, past, stream)
+        loaded.knowledge.fit(request.owner)
+        chat = loaded.chat
+        chat.tokens = room.tokens
+        prompt, dropped = list(request.prompt), 0
+        if request.messages:
+            prompt, dropped = chat.fit(request.messages)
+            self.expect(room, prompt, request)
+        drafters = self.drafters(request, room.databases, stream, chat.backend, self.drafts)
+        curve = loaded.curve_of(method) if drafters else None
+        trusted = tuple(past.calibration.rows())
+        yield Started(loaded.backend.info, tuple(prompt), dropped, trusted)
+        before = len(prompt)
+        try:
+            yield from chat.reply(prompt, drafters, generation, method.drafting, cancelled, curve)
+        finally:
+            room.tokens = chat.tokens
+            if len(chat.tokens) > before:
+                self.emit(Calibrated(tuple(past.calibration.rows())))
+                if curve is not None:
+                    self.emit(Costed(loaded.backend.info, loaded.costs))
+            loaded.knowledge.fit(request.owner)
+
+    def expect(self, room: Room, prompt: Sequence[int], request: Request) -> None:
+        """A conversation that was opened again has logged all but its last message before."""
+        context, backend = room.databases.context, self.loaded.backend
+        if context.log and not context.seen:
+            fresh = len(backend.tokenize(backend.render(request.messages[-1:])))
+            context.expect(prompt[: max(0, len(prompt) - fresh)])
+
+    def past(self, owner: str, stream: Stream[Event]) -> Past:
+        """What the model said to an owner."""
+
+        def recall() -> Past:
+            stored: PastRecord = stream.ask(WantedPast(self.loaded.backend.info.fingerprint))
+            tier = ModelTier(stored.grams, lambda grams: self.emit(Said(tuple(grams), tier.size)))
+            return Past(tier, Calibration(stored.rows))
+
+        return self.loaded.knowledge.past(owner, recall)
+
+    def room(self, request: Request, past: Past, stream: Stream[Event]) -> Room:
+        """The open conversation of a request, its context tier warm from what was stored."""
+        knowledge = self.loaded.knowledge
+
+        def recall() -> Room:
+            wanted = WantedLog(self.loaded.backend.info.tokenizer_fingerprint)
+            stored: LogRecord = stream.ask(wanted) if request.conversation else LogRecord()
+
+            def logged(tokens: Sequence[int]) -> None:
+                if request.conversation:
+                    self.emit(Logged(tuple(tokens)))
+
+            context = ContextTier(stored.tokens, logged, stored.cap)
+            return Room(Databases(context, past.tier, knowledge.statistics, past.calibration))
+
+        if not request.conversation:
+            return recall()
+        return knowledge.room(request.owner, request.conversation, recall)
+
+    def measured(
+        self, request: Request, wanted: Measured, stream: Stream[Event]
+    ) -> Iterator[Event]:
+        """The events of a run that starts from nothing and leaves no trace."""
+        loaded, method, generation = self.loaded, request.method, request.generation
+        past, backend = self.past(request.owner, stream), loaded.backend
+        loaded.knowledge.fit(request.owner)
+        tier, trusted = past.tier, wanted.trusted
+        if wanted.unlearned:
+            tier = tier.without(wanted.unlearned, wanted.new)
+        rows = past.calibration.rows() if trusted is None else trusted
+        base = Databases(None, tier, loaded.knowledge.statistics, Calibration(rows))
+        prompt = list(request.prompt) or loaded.chat.prompt(request.messages, known=())
+        drafts = self.drafts
+        # What takes long to make is made before the run; what is missing is told at once.
+        drafters = self.drafters(request, base.for_measuring(), stream, backend, drafts)
+        yield Started(backend.info, tuple(prompt), 0, tuple(rows))
+        if wanted.warm:
+            warm_up(backend, prompt, generation)
+        cold((backend, *drafts.values()))
+        curve = loaded.copy_of(method) if drafters else None
+        cancelled = stream.stopped.is_set
+        yield from decode(backend, prompt, drafters, generation, method.drafting, cancelled, curve)
+
+    def drafters(
+        self,
+        request: Request,
+        databases: Databases,
+        stream: Stream[Any],
+        target: Backend,
+        drafts: Mapping[str, Backend],
+    ) -> list[Drafter]:
+        """What drafts for one answer; its faults become notices.
+
+        Raises SettingError for draft models that are not there.
+        """
+        family = self.family(request.profile, target, drafts)
+        sampling, cancelled = request.generation.sampling, stream.stopped.is_set
+        found = drafters_of(request.method, databases, family, sampling, cancelled)
+        return [Guarded(each, lambda text: stream.put(Notice(text))) for each in found]
+
+    def family(
+        self, profile: Profile | None, target: Backend, drafts: Mapping[str, Backend]
+    ) -> Family | None:
+        """The loaded models with a profile; None without draft models."""
+        if not drafts:
+            return None
+        if self.planned is None or self.planned.profile != profile:
+            self.planned = Family(target, drafts, profile)
+        family = Family(target, drafts, profile)
+        family.plans = self.planned.plans
+        return family
+
+    # loading
+
+    def load(self, wanted: Load) -> Stream[Loading]:
+        return self.start(ME, lambda stream: self.exchange(wanted, stream), urgent=True)
+
+    def exchange(self, wanted: Load, stream: Stream[Loading]) -> None:
+        """Read a model and put it in the place of the loaded one."""
+        before = None if wanted.beside else self.make_room()
+        problem = ""
+        try:
+            self.take(self.made(wanted, stream))
+        except StrataError as error:
+            problem = str(error)
+        except Exception as error:
+            # The libraries below raise many types, out of memory among them.
+            problem = (
+                f"The model {wanted.source!r} cannot be used: {first_line(error)}. Choose another "
+                "one, or a shorter context if memory ran out."
+            )
+        # Only now: an error holds on to the model that failed, and with it to its memory.
+        gc.collect()
+        if problem:
+            raise ModelError(problem + (self.put_back(before, stream) if before else ""))
+
+    def made(self, wanted: Load, stream: Stream[Loading]) -> Loaded:
+        """A model, ready to answer: read, and known in its costs and its speed."""
+        backend = self.reading.load(wanted.source, wanted.runtime)
+        if wanted.name:
+            backend.info = replace(backend.info, name=wanted.name)
+
+        def report(problem: str) -> None:
+            stream.put(Notice(problem))
+
+        loaded = self.dressed(backend, wanted.source, wanted.runtime, report)
+        if backend.info.can_tree:
+            known = stream.ask(WantedCosts(backend.info))
+            if known is None or not loaded.know(known):
+                try:
+                    self.time(loaded, stream)
+                except ModelError as error:
+                    report(str(error))
+            if loaded.curve is not None:
+                stream.put(Costed(backend.info, loaded.costs))
+        loaded.measure_plain()
+        return loaded
+
+    def time(self, loaded: Loaded, stream: Stream[Any]) -> None:
+        """Measure what forwards cost."""
+        words = f"Measuring {loaded.backend.info.name} …"
+        loaded.measure_costs(lambda share: stream.put(Share(share, words)))
+
+    def make_room(self) -> tuple[Load, list[tuple[str, str]]] | None:
+        """Let the loaded models go; what comes back is enough to have them again."""
+        loaded = self.loaded
+        info = loaded.backend.info
+        before = Load(loaded.source, loaded.runtime, info.name), list(self.sources.items())
+        there = loaded.there
+        del loaded
+        self.take(nothing(info))
+        gc.collect()
+        return before if there else None
+
+    def put_back(self, before: tuple[Load, list[tuple[str, str]]], stream: Stream[Loading]) -> str:
+        """Have the models again that made room; what came of it, as the end of a message."""
+        old, drafts = before
+        stream.put(Share(None, f"Loading {old.name} again …"))
+        try:
+            self.take(self.made(old, stream))
+        except Exception as error:
+            # As above. What read it once may fail now: its files may be gone.
+            return (
+                f" {old.name} had made room for it, and cannot be loaded again either "
+                f"({first_line(error)}). No model is loaded now: load one in the Models tab."
+            )
+        try:
+            if drafts:
+                self.read_drafts(drafts)
+        except Exception as error:
+            return f" {old.name} is back, without draft models ({first_line(error)})."
+        return f" {old.name} is back."
+
+    def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Loading]:
+        return self.start(ME, lambda stream: self.read_drafts(wanted))
+
+    def read_drafts(self, wanted: Sequence[tuple[str, str]]) -> None:
+        """Have these draft models; those that are loaded already stay as they are."""
+        self.need_model()
+        there = {(name, source): self.drafts[name] for name, source in self.sources.items()}
+        drafts: dict[str, Backend] = {}
+        for name, source in wanted:
+            known = there.get((name, source))
+            drafts[name] = known or self.reading.load(source, self.loaded.runtime)
+        family = Family(self.loaded.backend, drafts)
+        self.have(family.drafts, {name: dict(wanted)[name] for name in family.drafts})
+
+    def unload_drafts(self) -> Stream[Loading]:
+        return self.start(ME, lambda stream: self.have({}, {}))
+
+    # measuring
+
+    def measure_costs(self) -> Stream[Loading]:
+        def work(stream: Stream[Loading]) -> None:
+            self.need_model()
+            self.time(self.loaded, stream)
+            stream.put(Costed(self.loaded.backend.info, self.loaded.costs))
+
+        return self.start(ME, work)
+
+    def profile(
+        self, sampling: Sampling, texts: Sequence[str], tokens: int
+    ) -> Stream[Waiting | Share | Profile]:
+        def work(stream: Stream[Waiting | Share | Profile]) -> None:
+            self.need_drafts()
+            target, own = self.loaded.backend, Databases(statistics=self.table)
+            profiler = Profiler(
+                target,
+                self.drafts,
+                prompts_of(target, texts),
+                Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+                lambda: own.for_measuring().drafters(METHODS["hd"]),
+                tokens,
+                stream.stopped.is_set,
+            )
+            for share in profiler.run():
+                stream.put(Share(share))
+            assert profiler.profile is not None
+            stream.put(profiler.profile)
+
+        return self.start(ME, work)
+
+    def trials(
+        self,
+        profile: Profile,
+        sampling: Sampling,
+        drafting: Drafting,
+        chosen: str,
+        texts: Sequence[str],
+        tokens: int,
+    ) -> Stream[Waiting | Share | list[Trial]]:
+        def work(stream: Stream[Waiting | Share | list[Trial]]) -> None:
+            self.need_drafts()
+            target = self.loaded.backend
+            family = Family(target, self.drafts, profile)
+            running = trials(
+                family,
+                Databases(statistics=self.table),
+                entries(family, drafting, chosen),
+                prompts_of(target, texts),
+                sampling,
+                self.loaded.copy_of,
+                stream.stopped.is_set,
+                tokens,
+            )
+            for found in running:
+                stream.put(found if isinstance(found, list) else Share(found))
+
+        return self.start(ME, work)
+
+    @property
+    def table(self) -> NgramTable | None:
+        """The statistics for the loaded model's tokenizer."""
+        return self.loaded.knowledge.statistics
+
+    def need_drafts(self) -> None:
+        """Raise SettingError unless draft models are loaded."""
+        self.need_model()
+        if not self.drafts:
+            raise SettingError("No draft model is loaded. Load one in the Stack tab first.")
+
+    # at once
+
+    def check(self, text: str) -> None:
+        self.loaded.chat.check(text)
+
+    def check_turn(self, owner: str) -> None:
+        self.turns.check(owner)
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.loaded.backend.tokenize(text)
+
+    def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        detokenize = self.loaded.backend.detokenize
+        return [detokenize(each) for each in tokens]
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        return self.reading.need(source, runtime)
+
+    def device(self, source: str, runtime: Runtime) -> str:
+        return self.reading.device(source, runtime)
+
+    def free(self, device: str) -> int:
+        return self.reading.free(device)
+
+    def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
+        if past:
+            self.loaded.knowledge.forget(owner)
+        else:
+            self.loaded.knowledge.close(owner, conversation)
+
+    def close(self) -> None:
+        running = self.turns.running
+        for run in [*self.turns.waiting, *([running] if running else [])]:
+            run.stop()
+        self.turns.thread.shutdown(wait=True)
+        self.take(nothing())
+
+
+def before_it_began() -> Cancelled:
+    """What a run ends with that was stopped while it waited."""
+    return Cancelled("It was stopped before it began. Everything is as it was.")

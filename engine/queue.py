@@ -1,0 +1,146 @@
+"""Whose turn it is to use the model: one run at a time, owners in turn, a bounded queue.
+
+Every run has a stop of its own, which is set once and never cleared, so that nobody can take back
+the stop of a run that is not theirs. A run that waits can be stopped as well: it leaves the queue.
+Runs that wait are told their place whenever it changes; nobody has to ask.
+"""
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+
+from engine.errors import Busy
+
+ME = "local"
+"""The owner of what the app does by itself, and of everything where no one else can come in."""
+MOST_WAITING = 32
+"""Runs of all owners that wait at once."""
+MOST_SERVED = 1024
+"""Owners whose last turn is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """So many runs come before this one."""
+
+    ahead: int
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One use of the model. `work` is done when its turn has come, `tell` is told how many runs
+    come before it, `stop` ends it early. An urgent one comes next."""
+
+    owner: str
+    work: Callable[[], None]
+    tell: Callable[[int], None]
+    stop: Callable[[], None]
+    urgent: bool = False
+    ahead: int = 0
+
+
+class Turns:
+    """The queue, and the one thread on which runs have their turns.
+
+    The libraries below keep a team of helper threads per calling thread. Called from whichever
+    thread happens to ask, the teams compete: on two cores a step then takes twice as long. `each`
+    is how many runs of one owner may wait.
+    """
+
+    def __init__(self, each: int = MOST_WAITING) -> None:
+        self.each = each
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self.running: Run | None = None
+        self.waiting: list[Run] = []
+        """In the order they came."""
+        self.served: OrderedDict[str, int] = OrderedDict()
+        """When the owners had their last turns, as the number of that turn."""
+        self.numbers = count(1)
+        self.lock = threading.RLock()
+
+    def check(self, owner: str) -> None:
+        """Raise Busy unless another run of this owner may wait."""
+        with self.lock:
+            own = sum(run.owner == owner for run in self.waiting)
+            if own >= self.each:
+                raise Busy(
+                    f"{own} of your requests {'waits' if own == 1 else 'wait'} for the model "
+                    "already. Wait until one begins, or stop it."
+                )
+            if len(self.waiting) >= MOST_WAITING:
+                raise Busy(
+                    f"{len(self.waiting)} requests wait for the model already. Try again in a "
+                    "moment."
+                )
+
+    def join(self, run: Run) -> None:
+        """Queue up: its work is done when its turn comes. Raises Busy.
+
+        An urgent run waits for nobody but the run under way, which it stops.
+        """
+        with self.lock:
+            if not run.urgent:
+                self.check(run.owner)
+            self.waiting.append(run)
+            if run.urgent and self.running is not None:
+                self.running.stop()
+            self.tell()
+        self.thread.submit(self.turn)
+
+    def leave(self, run: Run) -> bool:
+        """Take a run out of the queue; False when it is not there (any more)."""
+        with self.lock:
+            if run not in self.waiting:
+                return False
+            self.waiting.remove(run)
+            self.tell()
+            return True
+
+    def turn(self) -> None:
+        """Give the next run its turn, if there still is one."""
+        with self.lock:
+            if not self.waiting:
+                return
+            run = self.order()[0]
+            self.waiting.remove(run)
+            self.running = run
+            self.note(run.owner)
+            self.tell()
+        try:
+            run.work()
+        finally:
+            with self.lock:
+                self.running = None
+                self.tell()
+
+    def order(self) -> list[Run]:
+        """The waiting runs as they will have their turns.
+
+        Every owner's first run comes before anyone's second one, and the owner whose last turn is
+        the longest ago before the others. Among equals, who came first.
+        """
+        before: Counter[str] = Counter()
+        ranks = []
+        for run in self.waiting:
+            ranks.append((not run.urgent, before[run.owner], self.served.get(run.owner, 0)))
+            before[run.owner] += 1
+        places = sorted(range(len(ranks)), key=lambda at: (ranks[at], at))
+        return [self.waiting[at] for at in places]
+
+    def tell(self) -> None:
+        """Tell every run its place, if that has changed."""
+        for place, run in enumerate(self.order()):
+            ahead = place + (self.running is not None)
+            if ahead != run.ahead:
+                run.ahead = ahead
+                run.tell(ahead)
+
+    def note(self, owner: str) -> None:
+        """The owner has a turn."""
+        self.served[owner] = next(self.numbers)
+        self.served.move_to_end(owner)
+        if len(self.served) > MOST_SERVED:
+            self.served.popitem(last=False)
