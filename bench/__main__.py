@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from bench import ablation, inflate, lookup, overhead, replay, speed, stack, to_gguf
+from bench import ablation, door, inflate, lookup, overhead, replay, speed, stack, to_gguf
 from bench.commands import run_command
 
 COMMANDS = {
@@ -13,6 +13,7 @@ COMMANDS = {
     "replay": replay,
     "lookup": lookup,
     "stack": stack,
+    "door": door,
     "overhead": overhead,
     "to-gguf": to_gguf,
 }

@@ -226,7 +226,10 @@ class State:
 class Engine(Protocol):
     """What runs models. Every method may be called from any thread."""
 
-    state: State
+    @property
+    def state(self) -> State:
+        """What is loaded."""
+
     watch: Callable[[State], None]
     """Called with every new state, from a thread of the engine's; to be set by who wants to know.
     """

@@ -5,6 +5,7 @@ StrataError
 ├── PromptError           an empty message, or one that does not fit the context
 ├── ModelError            a model that cannot be found, read or used
 ├── Cancelled             the user stopped a long piece of work
+├── EngineDied            the process that runs the models ended, or never began
 ├── Busy                  too much is waiting for the model already
 └── StorageError          a data directory or database that cannot be used
 """
@@ -28,6 +29,10 @@ class ModelError(StrataError):
 
 class Cancelled(StrataError):
     """The user stopped it; what was there before stays."""
+
+
+class EngineDied(StrataError):
+    """The process that runs the models ended; what was under way in it is lost."""
 
 
 class Busy(StrataError):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from engine.backends.base import BackendInfo, digest, fingerprint
 from engine.backends.chat_template import FILLER
@@ -23,6 +24,7 @@ from engine.errors import ModelError, SettingError, first_line
 from engine.sampling import Floats
 from engine.settings import Sampling
 
+logging.disable_progress_bar()  # The app says how far loading is; a bar would be drawn below it.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Largest logit difference the check allows; a wrong mask or position is off by whole units."""

@@ -1,0 +1,117 @@
+"""The engine in a process of its own: the door of engine/engine.py over a pipe (engine/pipe.py).
+
+Whatever ends that process costs what was under way in it, and no more. `on_death` is told the
+reason, once for each process; `restart` starts another one, in which no model is loaded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from engine.backends.memory import Need
+from engine.engine import Engine, Event, Load, Loading, Request, Share, State
+from engine.hsd.profile import Profile
+from engine.hsd.trials import Trial
+from engine.loaded import Away
+from engine.pipe import Process
+from engine.queue import Waiting
+from engine.settings import Drafting, Runtime, Sampling
+from engine.streams import Stream
+
+
+class Remote:
+    """The engine that `make` makes, in another process, which starts at once. `make` is pickled by
+    its name. See engine/engine.py for what the methods do."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self.state = State()
+        self.watch: Callable[[State], None] = lambda state: None
+        self.on_death: Callable[[str], None] = lambda reason: None
+        self.process = Process(partial(served, make), self.follow, self.died)
+
+    def follow(self, state: State) -> None:
+        """The engine has loaded something."""
+        self.state = state
+        self.watch(state)
+
+    def died(self, reason: str) -> None:
+        """The process is gone, and with it all that was loaded."""
+        self.follow(State(Away(replace(self.state.info)).info))
+        self.on_death(reason)
+
+    def restart(self) -> None:
+        """Start a fresh process; the old one ends if it still runs."""
+        self.follow(State(Away(self.state.info).info))
+        self.process.restart()
+
+    def kill(self, reason: str) -> None:
+        """End a process that does not react. What is under way raises EngineDied(reason)."""
+        self.process.kill(reason)
+
+    def close(self) -> None:
+        self.process.close()
+
+    def generate(self, request: Request) -> Stream[Event]:
+        return self.process.stream("generate", request)
+
+    def load(self, wanted: Load) -> Stream[Loading]:
+        return self.process.stream("load", wanted)
+
+    def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Loading]:
+        return self.process.stream("load_drafts", wanted)
+
+    def unload_drafts(self) -> Stream[Loading]:
+        return self.process.stream("unload_drafts")
+
+    def measure_costs(self) -> Stream[Loading]:
+        return self.process.stream("measure_costs")
+
+    def profile(
+        self, sampling: Sampling, texts: Sequence[str], tokens: int
+    ) -> Stream[Waiting | Share | Profile]:
+        return self.process.stream("profile", sampling, texts, tokens)
+
+    def trials(
+        self,
+        profile: Profile,
+        sampling: Sampling,
+        drafting: Drafting,
+        chosen: str,
+        texts: Sequence[str],
+        tokens: int,
+    ) -> Stream[Waiting | Share | list[Trial]]:
+        given = profile, sampling, drafting, chosen, texts, tokens
+        return self.process.stream("trials", *given)
+
+    def check(self, text: str) -> None:
+        self.process.call("check", text)
+
+    def check_turn(self, owner: str) -> None:
+        self.process.call("check_turn", owner)
+
+    def tokenize(self, text: str) -> list[int]:
+        return cast("list[int]", self.process.call("tokenize", text))
+
+    def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        return cast("list[str]", self.process.call("texts", tokens))
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        return cast("Need", self.process.call("need", source, runtime))
+
+    def device(self, source: str, runtime: Runtime) -> str:
+        return str(self.process.call("device", source, runtime))
+
+    def free(self, device: str) -> int:
+        return int(self.process.call("free", device))
+
+    def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
+        self.process.call("forget", owner, conversation, past)
+
+
+def served(make: Callable[[], Engine], publish: Callable[[Any], None]) -> Engine:
+    """The engine in its process, with its states published."""
+    engine = make()
+    engine.watch = publish
+    publish(engine.state)
+    return engine
