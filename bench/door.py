@@ -187,12 +187,8 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         runs = [row[way] for row in rows]
         return [len(r.tokens[0]) / median(r.own if own else r.seen) for r in runs]
 
-    same = all(
-        tokens == row["direct"].tokens[0]
-        for row in rows
-        for way in WAYS
-        for tokens in row[way].tokens
-    )
+    said = [(row["direct"].tokens[0], row[way].tokens) for row in rows for way in WAYS]
+    same = all(tokens == first for first, repeats in said for tokens in repeats)
     result: dict[str, Any] = {"identical": same}
     for way in WAYS:
         seen, own = speeds(way), speeds(way, own=True)

@@ -24,7 +24,8 @@ from engine.errors import ModelError, SettingError, first_line
 from engine.sampling import Floats
 from engine.settings import Sampling
 
-logging.disable_progress_bar()  # The app says how far loading is; a bar would be drawn below it.
+# The app says how far loading is; a bar of the library would be drawn below it.
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Largest logit difference the check allows; a wrong mask or position is off by whole units."""
