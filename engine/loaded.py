@@ -16,6 +16,7 @@ from engine.errors import ModelError
 from engine.knowledge import Knowledge
 from engine.methods import Method
 from engine.runs import UNMEASURED, PlainSpeed, plain_speed
+from engine.sequences import Sequences
 from engine.settings import Runtime
 from engine.types import Message
 
@@ -80,6 +81,7 @@ class Loaded:
     curve: CostCurve | None = None
     measured: float = 0.0
     plain: PlainSpeed = UNMEASURED
+    sequences: Sequences = field(default_factory=Sequences)
     chat: Chat = field(init=False)
 
     def __post_init__(self) -> None:

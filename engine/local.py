@@ -6,6 +6,7 @@ threads ask looks at `loaded` once, so that another model can take its place bet
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,7 @@ from engine.reading import READING, USUAL, Reading
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
+from engine.types import Step
 
 Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
 """Opens the statistics for a tokenizer, None where there are none; tells what is damaged."""
@@ -119,11 +121,14 @@ class Local:
 
     def take(self, loaded: Loaded) -> None:
         """Use this model from now on. What was opened or loaded for the old one goes with it."""
+        self.loaded.sequences.clear()
         self.loaded = loaded
         self.have({}, {})
 
     def have(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
         """Use these draft models from now on."""
+        for gone in {*self.drafts.values()} - {*drafts.values()}:
+            self.loaded.sequences.drop_model(gone)
         self.drafts, self.sources, self.planned = dict(drafts), dict(sources), None
         self.watch(self.state)
 
@@ -195,20 +200,41 @@ class Local:
         if request.messages:
             prompt, dropped = chat.fit(request.messages)
             self.expect(room, prompt, request)
-        drafters = self.drafters(request, room.databases, stream, chat.backend, self.drafts)
-        curve = loaded.curve_of(method) if drafters else None
         trusted = tuple(past.calibration.rows())
-        yield Started(loaded.backend.info, tuple(prompt), dropped, trusted)
-        before = len(prompt)
+        room.tokens = list(prompt)
+        with self.sequences(request) as (target, drafts):
+            drafters = self.drafters(request, room.databases, stream, target, drafts)
+            curve = loaded.curve_of(method) if drafters else None
+            yield Started(loaded.backend.info, tuple(prompt), dropped, trusted)
+            events = decode(target, prompt, drafters, generation, method.drafting, cancelled, curve)
+            try:
+                for event in events:
+                    if isinstance(event, Step):
+                        room.tokens += [token.id for token in event.tokens]
+                    yield event
+            finally:
+                if len(room.tokens) > len(prompt):
+                    self.emit(Calibrated(tuple(past.calibration.rows())))
+                    if curve is not None:
+                        self.emit(Costed(loaded.backend.info, loaded.costs))
+                loaded.knowledge.fit(request.owner)
+
+    @contextmanager
+    def sequences(self, request: Request) -> Iterator[tuple[Backend, dict[str, Backend]]]:
+        """What a run decodes with, the target's sequence and those of the draft models: the warm
+        ones of its conversation; without one, fresh ones that are closed after it."""
+        models = {"": self.loaded.backend, **self.drafts}
+        warm, key = self.loaded.sequences, (request.owner, request.conversation)
+        kept = request.conversation and request.measured is None
+        opened = {n: warm.get(key, model) if kept else model.open() for n, model in models.items()}
         try:
-            yield from chat.reply(prompt, drafters, generation, method.drafting, cancelled, curve)
+            yield opened[""], {name: opened[name] for name in self.drafts}
         finally:
-            room.tokens = chat.tokens
-            if len(chat.tokens) > before:
-                self.emit(Calibrated(tuple(past.calibration.rows())))
-                if curve is not None:
-                    self.emit(Costed(loaded.backend.info, loaded.costs))
-            loaded.knowledge.fit(request.owner)
+            if kept:
+                warm.fit()
+            else:
+                for sequence in opened.values():
+                    sequence.close()
 
     def expect(self, room: Room, prompt: Sequence[int], request: Request) -> None:
         """A conversation that was opened again has logged all but its last message before."""
@@ -251,7 +277,7 @@ class Local:
     ) -> Iterator[Event]:
         """The events of a run that starts from nothing and leaves no trace."""
         loaded, method, generation = self.loaded, request.method, request.generation
-        past, backend = self.past(request.owner, stream), loaded.backend
+        past = self.past(request.owner, stream)
         loaded.knowledge.fit(request.owner)
         tier, trusted = past.tier, wanted.trusted
         if wanted.unlearned:
@@ -259,16 +285,18 @@ class Local:
         rows = past.calibration.rows() if trusted is None else trusted
         base = Databases(None, tier, loaded.knowledge.statistics, Calibration(rows))
         prompt = list(request.prompt) or loaded.chat.prompt(request.messages, known=())
-        drafts = self.drafts
-        # What takes long to make is made before the run; what is missing is told at once.
-        drafters = self.drafters(request, base.for_measuring(), stream, backend, drafts)
-        yield Started(backend.info, tuple(prompt), 0, tuple(rows))
-        if wanted.warm:
-            warm_up(backend, prompt, generation)
-        cold((backend, *drafts.values()))
-        curve = loaded.copy_of(method) if drafters else None
-        cancelled = stream.stopped.is_set
-        yield from decode(backend, prompt, drafters, generation, method.drafting, cancelled, curve)
+        with self.sequences(request) as (target, drafts):
+            # What takes long to make is made before the run; what is missing is told at once.
+            drafters = self.drafters(request, base.for_measuring(), stream, target, drafts)
+            yield Started(target.info, tuple(prompt), 0, tuple(rows))
+            if wanted.warm:
+                warm_up(target, prompt, generation)
+            cold((target, *drafts.values()))
+            curve = loaded.copy_of(method) if drafters else None
+            cancelled = stream.stopped.is_set
+            yield from decode(
+                target, prompt, drafters, generation, method.drafting, cancelled, curve
+            )
 
     def drafters(
         self,
@@ -493,10 +521,14 @@ class Local:
         return self.reading.free(device)
 
     def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
+        loaded = self.loaded
         if past:
-            self.loaded.knowledge.forget(owner)
+            loaded.knowledge.forget(owner)
         else:
-            self.loaded.knowledge.close(owner, conversation)
+            loaded.knowledge.close(owner, conversation)
+        if conversation is not None:
+            # Between two runs: only the model's thread may touch its caches.
+            self.turns.thread.submit(loaded.sequences.drop, (owner, conversation))
 
     def close(self) -> None:
         running = self.turns.running
