@@ -140,8 +140,8 @@ class Pairs:
     ) -> Iterator[Progress | Waiting]:
         """At most `repeats` pairs; no further one is begun once they took `enough` seconds.
 
-        Stopped before a run began, it ends with the pairs there are. Raises Cancelled when there is
-        none.
+        Stopped, by whoever asked for it or by another model that is loaded, it ends with the pairs
+        there are. Raises Cancelled when that was before its first run.
         """
         same_text = keeps_text(self.request.method, self.request.generation.sampling)
         pairs: list[tuple[Timed, Timed]] = []
@@ -156,7 +156,7 @@ class Pairs:
                             continue
                         done[plain] = item
                         yield Progress(tuple(pairs), repeat, item, same_text=same_text)
-                    if cancelled():
+                    if cancelled() or done[plain].broken_off:
                         yield Progress(tuple(pairs), repeat, None, True, same_text)
                         return
             except Cancelled:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from app.comparison import Pairs, Progress, Proof
 from app.preferences import Preferences
 from app.turns import Run
+from engine.backends.base import BackendInfo
 from engine.engine import Measured, Request
 from engine.errors import PromptError
 from engine.methods import Method
@@ -32,12 +33,13 @@ off on a machine that does something else as well; three have a median."""
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What it takes to decode the last answer again: its prompt, its settings, its run.
+    """What it takes to decode the last answer again: its model, prompt and settings, its run.
 
     `trusted` is how far evidence was trusted before it, `run_id` what the run is stored as;
     `same_text` says whether decoding it again must give the same text.
     """
 
+    info: BackendInfo
     prompt: tuple[int, ...]
     generation: Generation
     method: Method
@@ -65,10 +67,10 @@ def proved(
     The verdict compares what was shown with the plain run, which has the answer's own limit; an
     answer that the user ended can only be the beginning of one. The speedup is of the reruns, at
     one load of the machine; their drafters have not learned this answer. Raises PromptError when
-    there is none, or when the proof was stopped.
+    the loaded model gave none, or when the proof was stopped.
     """
     answered = session.answered.get((owner, conversation_id))
-    if answered is None:
+    if answered is None or answered.info != session.info:
         raise PromptError(
             "There is no answer of this session to prove. Send or regenerate one first."
         )
@@ -88,7 +90,7 @@ def proved(
         progress = item
         if progress.running is not None:
             yield Proof(len(progress.running.tokens), progress.running.method)
-    if run.stop.is_set() or progress is None or not progress.pairs:
+    if progress is None or not progress.over:
         raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
     yield proof_of(session, owner, answered, progress)
 

@@ -108,6 +108,7 @@ class Session:
         """Another model is there, or other draft models are."""
         if state.plain.when:
             self.plain = state.plain
+        self.table = None
         self.stacks.follow(state)
 
     @property
@@ -132,7 +133,7 @@ class Session:
         if isinstance(wanted, WantedPast):
             return self.pasts.recall(owner, wanted.fingerprint)
         if isinstance(wanted, WantedCosts):
-            return self.costs.recall(wanted.info)
+            return self.keep(owner, lambda: self.costs.recall(wanted.info))
         assert isinstance(wanted, WantedLog)
         store, fingerprint = ContextStore(self.database, owner), wanted.tokenizer_fingerprint
         log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
@@ -311,7 +312,14 @@ class Session:
         writer.flush(run_id)
         same_text = keeps_text(method, generation.sampling)
         self.answered[owner, conversation_id] = Answered(
-            started.prompt, generation, method, timed, started.trusted, run_id, same_text
+            started.info,
+            started.prompt,
+            generation,
+            method,
+            timed,
+            started.trusted,
+            run_id,
+            same_text,
         )
 
     def prompt_messages(self, owner: str, conversation_id: str) -> list[Message]:
