@@ -300,10 +300,14 @@ class Engine(Protocol):
 
 
 def answered(stream: Stream[Any], reply: Callable[[Any], Any]) -> Iterator[Any]:
-    """The items of a stream; what it asks for is answered by `reply`."""
+    """The items of a stream; what it asks for is answered by `reply`, whose error stops it."""
     for item in stream:
         if isinstance(item, WantedPast | WantedLog | WantedCosts):
-            stream.reply(reply(item))
+            try:
+                stream.reply(reply(item))
+            except BaseException:
+                stream.stop()
+                raise
         else:
             yield item
 

@@ -6,7 +6,7 @@ threads ask looks at `loaded` once, so that another model can take its place bet
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,7 @@ from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
 from engine.knowledge import Guarded, Knowledge, Past, Room
-from engine.loaded import Loaded, nothing
+from engine.loaded import Costs, Loaded, nothing
 from engine.methods import METHODS, Databases, drafters_of
 from engine.queue import ME, MOST_WAITING, Run, Turns, Waiting
 from engine.reading import READING, USUAL, Reading
@@ -247,7 +247,8 @@ class Local:
         """What the model said to an owner."""
 
         def recall() -> Past:
-            stored: PastRecord = stream.ask(WantedPast(self.loaded.backend.info.fingerprint))
+            wanted = WantedPast(self.loaded.backend.info.fingerprint)
+            stored: PastRecord = recalled(stream, wanted)
             tier = ModelTier(stored.grams, lambda grams: self.emit(Said(tuple(grams), tier.size)))
             return Past(tier, Calibration(stored.rows))
 
@@ -259,7 +260,7 @@ class Local:
 
         def recall() -> Room:
             wanted = WantedLog(self.loaded.backend.info.tokenizer_fingerprint)
-            stored: LogRecord = stream.ask(wanted) if request.conversation else LogRecord()
+            stored: LogRecord = recalled(stream, wanted) if request.conversation else LogRecord()
 
             def logged(tokens: Sequence[int]) -> None:
                 if request.conversation:
@@ -362,7 +363,10 @@ class Local:
 
         loaded = self.dressed(backend, wanted.source, wanted.runtime, report)
         if backend.info.can_tree:
-            known = stream.ask(WantedCosts(backend.info))
+            known: Costs | None = None
+            with suppress(Cancelled):
+                # What has begun is not stopped any more: the old model may be gone.
+                known = stream.ask(WantedCosts(backend.info))
             if known is None or not loaded.know(known):
                 try:
                     self.time(loaded, stream)
@@ -536,6 +540,14 @@ class Local:
             run.stop()
         self.turns.thread.shutdown(wait=True)
         self.take(nothing())
+
+
+def recalled(stream: Stream[Any], wanted: Any) -> Any:
+    """What was stored. Raises Cancelled when the run is stopped before that is known."""
+    try:
+        return stream.ask(wanted)
+    except Cancelled:
+        raise before_it_began() from None
 
 
 def before_it_began() -> Cancelled:
