@@ -261,16 +261,23 @@ class Models:
 
     def exchange(self, wanted: Load, report: Report, run: Run) -> None:
         """Have the engine load a model in the place of the one that it has."""
-        session = self.session
+        session, stacks = self.session, self.session.stacks
+        spec, drafts = stacks.spec, session.engine.state.drafts
         stream = session.engine.load(wanted)
         run.stop.ends(stream)
-        for item in answered(stream, lambda asked: session.recall(asked, ME, "")):
-            if isinstance(item, Share):
-                report(Progress(item.share, item.words))
-            elif isinstance(item, Notice):
-                self.notices.append(item.text)
-            elif isinstance(item, Costed):
-                session.keep(ME, partial(session.costs.save, item.info, item.costs))
+        try:
+            for item in answered(stream, lambda asked: session.recall(asked, ME, "")):
+                if isinstance(item, Share):
+                    report(Progress(item.share, item.words))
+                elif isinstance(item, Notice):
+                    self.notices.append(item.text)
+                elif isinstance(item, Costed):
+                    session.keep(ME, partial(session.costs.save, item.info, item.costs))
+        except ModelError:
+            if session.engine.state.drafts == drafts:
+                # They are there as before, where they made room as well: so is the plan.
+                stacks.spec = spec
+            raise
 
 
 def runtime_of(values: Mapping[str, Any]) -> Runtime:
