@@ -4,8 +4,11 @@ fails, there is a model that answers."""
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +19,28 @@ from app.arguments import EMBEDDED
 from app.models import Candidate, Progress
 from app.preferences import Preferences
 from app.session import Session
-from app.turns import Runs
+from app.turns import Run, Runs
 from app.writer import Update
 from engine import costs as engine_costs
 from engine.backends.base import Backend
 from engine.backends.memory import Need
+from engine.backends.scores import LogitScores
 from engine.backends.toy import END, VOCABULARY, ToyBackend, deviating
-from engine.errors import Cancelled, ModelError, SettingError, StorageError
-from engine.loaded import Away
+from engine.engine import Event, Request
+from engine.errors import Cancelled, ModelError, PromptError, SettingError, StorageError
 from engine.local import Local
 from engine.reading import Reading
+from engine.runs import UNMEASURED
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.streams import Stream
+from engine.tree import Tree
 from storage.contexts import ContextStore
+from storage.costs import CostStore
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from storage.sources import SourceStore
-from storage.statistics import SUFFIX, StatisticsTable
+from storage.statistics import SUFFIX, StatisticsTable, open_table
 from storage.statistics_build import build
 
 ME = "local"
@@ -43,7 +51,7 @@ NAMES = ("one", "two", "three", "draft")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure with few rounds: the toy needs no two seconds."""
     measure = partial(engine_costs.measure_costs, sizes=(0, 1, 4), seconds=0.01)
-    monkeypatch.setattr("app.costs.measure_costs", measure)
+    monkeypatch.setattr("engine.loaded.measure_costs", measure)
     monkeypatch.setattr(
         "engine.hsd.measure.measure_costs", lambda backend, seconds: measure(backend)
     )
@@ -137,7 +145,9 @@ class Shop:
 
     def session(self, db: Database, name: str = "one", guests: bool = False) -> Session:
         """An app that has just started with that model."""
-        session = Session(Away(), db, guests, self.reading(), [self.root / "statistics"])
+        folders = [self.root / "statistics"]
+        engine = Local(partial(open_table, folders), self.reading())
+        session = Session(engine, db, guests, self.reading(), folders)
         list(session.models.start(self.source(name)))
         return session
 
@@ -150,6 +160,39 @@ def shop(tmp_path: Path) -> Shop:
 @pytest.fixture
 def session(db: Database, shop: Shop) -> Session:
     return shop.session(db)
+
+
+def local(session: Session) -> Local:
+    """The engine, from inside."""
+    assert isinstance(session.engine, Local)
+    return session.engine
+
+
+def loaded(session: Session) -> Backend:
+    """The loaded model."""
+    return local(session).loaded.backend
+
+
+class Gate(threading.Event):
+    """Models wait for it, `reached` once one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+
+def held(monkeypatch: pytest.MonkeyPatch, steps: int = 5) -> Gate:
+    """After so many forwards the models wait until this is set."""
+    gate, forwards, score = Gate(), count(), ToyBackend.score
+
+    def wait(self: ToyBackend, tree: Tree, sampling: Sampling) -> LogitScores:
+        if next(forwards) >= steps and not gate.is_set():
+            gate.reached.set()
+            assert gate.wait(10)
+        return score(self, tree, sampling)
+
+    monkeypatch.setattr(ToyBackend, "score", wait)
+    return gate
 
 
 def preferences(method: str = "hd", tokens: int = 60, budget: str = "adaptive") -> Preferences:
@@ -214,35 +257,53 @@ def test_conversations_stay_and_go_on_with_the_other_model(session: Session, sho
         assert [*fresh.answer(ME, copy, preferences("plain"))][-1].text == last.text
 
 
+def remembered(session: Session) -> int | None:
+    """How many n-grams the engine holds of what the loaded model said; None before it needs any."""
+    past = local(session).loaded.knowledge.pasts.get(ME)
+    return past and past.tier.size
+
+
+def context(session: Session, conversation: str) -> list[int]:
+    """The log of an open conversation."""
+    return local(session).loaded.knowledge.rooms[ME, conversation].databases.context.log
+
+
 def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db: Database) -> None:
     (shop.root / "two.gguf").write_text("other tokens")
     conversation = session.say(ME, None, "hello")
     list(session.answer(ME, conversation, preferences()))
     rows = ModelNgrams(db, ME, "one").rows()
-    assert rows and session.pasts.of(ME).tier.size == rows
+    assert rows and remembered(session) == rows
+    log = ContextStore(db, ME).load(conversation, "bytes")
     told(session, shop.source("two"))
-    assert session.pasts.of(ME).tier.size == 0 and session.pasts.fingerprint == "two"
-    assert session.room(ME, conversation).databases.context.log == []
+    assert remembered(session) is None and not local(session).loaded.knowledge.rooms
     session.drop_answer(ME, conversation)
     list(session.answer(ME, conversation, preferences()))
-    assert ModelNgrams(db, ME, "two").rows() and ModelNgrams(db, ME, "one").rows() == rows
-    logs = {t: ContextStore(db, ME).size(conversation, t) for t in ("bytes", "other tokens")}
-    assert all(logs.values())
+    others = ModelNgrams(db, ME, "two").rows()
+    assert others and remembered(session) == others
+    assert ModelNgrams(db, ME, "one").rows() == rows
+    assert context(session, conversation) == ContextStore(db, ME).load(conversation, "other tokens")
     told(session, shop.source("one"))
-    assert session.pasts.of(ME).tier.size == rows
-    assert len(session.room(ME, conversation).databases.context.log) == logs["bytes"]
+    list(session.compare(ME, "hello", "", preferences(tokens=1), 1))
+    assert remembered(session) == rows, "a comparison teaches nothing"
+    session.drop_answer(ME, conversation)
+    list(session.answer(ME, conversation, preferences()))
+    assert log and context(session, conversation)[: len(log)] == log
 
 
 def test_costs_and_speed_are_those_of_the_loaded_model(session: Session, shop: Shop) -> None:
-    first = session.costs.curve
-    assert first is not None and session.plain.tokens_per_second > 0
+    first = session.costs.record
+    assert first is not None and first == local(session).loaded.costs
+    assert session.plain.tokens_per_second > 0
+    session.plain = UNMEASURED
     words = [progress.words for progress in told(session, shop.source("two"))]
     assert "Measuring two …" in words and words[-1] == "two is loaded."
-    assert session.costs.curve is not None and session.costs.curve is not first
-    assert session.costs.backend is session.backend and session.plain.tokens_per_second > 0
+    second = session.costs.record
+    assert second is not None and second == local(session).loaded.costs != first
+    assert session.plain.tokens_per_second > 0
     again = [progress.words for progress in told(session, shop.source("one"))]
     assert "Measuring one …" not in again, "its costs are stored"
-    assert session.costs.curve is not None and session.costs.curve.points == first.points
+    assert session.costs.record == local(session).loaded.costs == first
 
 
 def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_is_gone(
@@ -258,25 +319,29 @@ def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_
     (shop.root / "statistics" / f"third{SUFFIX}").write_bytes(b"rubbish")
     session = shop.session(db)
 
-    def connection(tokenizer: str) -> Callable[[], object]:
-        table = session.statistics
-        assert table is not None and table.meta["tokenizer"] == tokenizer
-        assert session.stacks.statistics is table
-        return partial(table.connection.execute, "SELECT 1")
+    def connections(tokenizer: str) -> list[Callable[[], object]]:
+        """Those of the engine, and of the tab that shows the table."""
+        tables = local(session).table, session.statistics
+        for table in tables:
+            assert isinstance(table, StatisticsTable) and table.meta["tokenizer"] == tokenizer
+        return [partial(table.connection.execute, "SELECT 1") for table in tables]
 
-    first = connection("bytes")
+    first = connections("bytes")
     ask(session)
     told(session, shop.source("two"))
-    second = connection("other tokens")
-    second()
-    with pytest.raises(Exception, match="closed"):
-        first()
+    for closed in first:
+        with pytest.raises(Exception, match="closed"):
+            closed()
+    second = connections("other tokens")
+    for opened in second:
+        opened()
     told(session, shop.source("three"))
-    assert session.statistics is None and ask(session).text
+    assert local(session).table is session.statistics is None and ask(session).text
     (notice,) = session.models.notices
     assert "cannot be used" in notice and "third" in notice
-    with pytest.raises(Exception, match="closed"):
-        second()
+    for closed in second:
+        with pytest.raises(Exception, match="closed"):
+            closed()
 
 
 def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -> None:
@@ -329,10 +394,10 @@ def test_a_model_that_fits_beside_the_other_is_read_first(
     load = shop.load
 
     def watched(source: str, runtime: Runtime) -> Backend:
-        seen.append(session.info.name + type(session.backend).__name__)
+        seen.append(session.info.name + type(loaded(session)).__name__)
         return load(source, runtime)
 
-    session.models.reading = replace(session.models.reading, load=watched)
+    local(session).reading = replace(local(session).reading, load=watched)
     told(session, shop.source("two"))
     shop.room = 50
     told(session, shop.source("three"))
@@ -341,12 +406,12 @@ def test_a_model_that_fits_beside_the_other_is_read_first(
 
 def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, shop: Shop) -> None:
     session.stacks.load([shop.source("draft")])
-    text, backend = ask(session).text, session.backend
+    text, backend = ask(session).text, loaded(session)
     shop.room = 47
     words = fails(session, shop.source("two"))
     assert "two needs 48 B (40 B of weights and 8 B of cache), and 47 B are free on cpu" in words
     assert "loaded models included" in words and "Nothing was loaded" in words
-    assert session.backend is backend and list(session.stacks.drafts) == ["draft"]
+    assert loaded(session) is backend and list(session.stacks.drafts) == ["draft"]
     assert ask(session).text == text and len(shop.made) == 2
     del backend
     shorter = Runtime(context_length=1024)
@@ -418,7 +483,7 @@ def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: S
         lambda: list(session.compare(ME, "hello", "", preferences(), 1)),
         session.measure_costs,
         lambda: session.stacks.load([shop.source("draft")]),
-        lambda: session.backend.detokenize([1]),
+        lambda: loaded(session).detokenize([1]),
     ):
         with pytest.raises(ModelError):
             reach()
@@ -467,13 +532,30 @@ def test_a_memory_of_models_that_fails_costs_no_model(
     assert session.models.notices == ["The disk is full."] and ask(session).text
 
 
+def test_stored_costs_that_cannot_be_read_are_measured(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("The database is locked.")
+
+    monkeypatch.setattr(CostStore, "load", full)
+    assert "Measuring two …" in [progress.words for progress in told(session, shop.source("two"))]
+    assert session.take_notices(ME) == ["The database is locked."] and ask(session).text
+
+
 # stopping and waiting
 
 
 def stop_of(runs: Runs, about: str = "") -> threading.Event:
-    """The stop of the one run that is known."""
+    """What is set when the engine stops what it does for the one run that is known."""
     (run,) = runs.known[ME, about]
-    return run.stop
+    return run.stop.streams[-1].stopped
+
+
+def loading_run(session: Session) -> Run:
+    """The load under way."""
+    (run,) = session.models.runs.known[ME, ""]
+    return run
 
 
 def test_a_download_tells_how_far_it_is(session: Session) -> None:
@@ -487,15 +569,15 @@ def test_a_download_tells_how_far_it_is(session: Session) -> None:
 
 
 def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> None:
-    backend = session.backend
-    shop.between = lambda: stop_of(session.models.runs).wait(10) and None
+    backend = loaded(session)
+    shop.between = lambda: loading_run(session).stop.event.wait(10) and None
     for progress in (loading := session.models.load("hub/two")):
         if "Downloading two:" in progress.words:
             break
     session.models.stop()
     with pytest.raises(Cancelled, match="was stopped"):
         list(loading)
-    assert session.backend is backend and len(shop.made) == 1 and ask(session).text
+    assert loaded(session) is backend and len(shop.made) == 1 and ask(session).text
     shop.between = lambda: None
     told(session, "hub/two")
     assert session.models.source == "hub/two", "a stop counts once"
@@ -504,28 +586,42 @@ def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> N
 def test_a_stop_while_it_waits_for_the_model_leaves_everything(
     session: Session, shop: Shop
 ) -> None:
-    def held() -> Iterator[int]:
-        yield 1
-
-    backend = session.backend
-    user = session.model.stream(held())  # type: ignore[arg-type]
-    next(user)
+    backend, done = loaded(session), threading.Event()
+    user = local(session).start(ME, lambda stream: done.wait(10) and None)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
     session.models.stop()
     with pytest.raises(Cancelled, match="before it began"):
         list(loading)
-    user.close()  # type: ignore[attr-defined]
-    assert session.backend is backend and len(shop.made) == 1 and ask(session).text
+    done.set()
+    assert list(user) == []
+    assert loaded(session) is backend and len(shop.made) == 1 and ask(session).text
 
 
-def test_an_answer_under_way_ends_and_is_kept(session: Session, shop: Shop) -> None:
-    conversation = session.say(ME, None, "hello")
+@pytest.mark.parametrize("room", [200, 50])
+def test_a_load_that_has_begun_is_not_stopped(session: Session, shop: Shop, room: int) -> None:
+    """The old model may be gone by then."""
+    shop.room = room
+
+    def load(source: str, runtime: Runtime) -> Backend:
+        session.models.stop()
+        return shop.load(source, runtime)
+
+    local(session).reading = replace(shop.reading(), load=load)
+    told(session, shop.source("two"))
+    assert session.models.source == shop.source("two") and ask(session).text
+
+
+def test_an_answer_under_way_ends_and_is_kept(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation, gate = session.say(ME, None, "hello"), held(monkeypatch)
     updates = session.answer(ME, conversation, preferences("plain", tokens=200))
     first = next(updates)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
     assert stop_of(session.runs, conversation).wait(10)
+    gate.set()
     *_, last = updates
     assert last.finish == "cancelled" and last.text.startswith(first.text)
     list(loading)
@@ -537,20 +633,27 @@ def test_an_answer_under_way_ends_and_is_kept(session: Session, shop: Shop) -> N
 
 
 @pytest.mark.parametrize("work", ["compare", "prove", "profile"])
-def test_measurements_under_way_end_too(session: Session, shop: Shop, work: str) -> None:
+def test_measurements_under_way_end_too(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
     session.stacks.load([shop.source("draft")])
     conversation = session.say(ME, None, "hello")
     list(session.answer(ME, conversation, preferences()))
+    gate = held(monkeypatch, steps=20)
+    if work == "profile":
+        gate.set()  # It measures costs first.
     running: Iterator[object] = {
         "compare": lambda: session.compare(ME, "hello", "", preferences(), 50),
         "prove": lambda: session.prove(ME, conversation),
         "profile": lambda: session.stacks.profile(Sampling(), ("hello there",), 500),
     }[work]()
     next(running)
+    gate.clear()
     loading = session.models.load(shop.source("two"))
     next(loading)
     runs = session.stacks.runs if work == "profile" else session.runs
     assert stop_of(runs, conversation if work == "prove" else "").wait(10)
+    gate.set()
     if work == "compare":
         *_, last = running
         assert last.cancelled  # type: ignore[attr-defined]
@@ -562,10 +665,44 @@ def test_measurements_under_way_end_too(session: Session, shop: Shop, work: str)
     assert shop.alive == ["two"]
 
 
-def test_who_waits_is_answered_by_the_new_model(session: Session, shop: Shop) -> None:
+def test_a_proof_that_another_model_ends_says_so(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a pair: what it had seen by then is not enough."""
+    conversation = session.say(ME, None, "hello")
+    list(session.answer(ME, conversation, preferences()))
+    shop.broken.add(shop.source("two"))
+    engine, gate, streams = local(session), held(monkeypatch, steps=0), list[Stream[Event]]()
+    generate = engine.generate
+
+    def begun(request: Request) -> Stream[Event]:
+        if len(streams) == 2:
+            gate.clear()
+        streams.append(generate(request))
+        return streams[-1]
+
+    monkeypatch.setattr(engine, "generate", begun)
+    gate.set()
+    with ThreadPoolExecutor(1) as pool:
+        proof = pool.submit(list, session.prove(ME, conversation))
+        assert gate.reached.wait(10)
+        loading = session.models.load(shop.source("two"))
+        next(loading)
+        assert streams[2].stopped.wait(10)
+        gate.set()
+        with pytest.raises(PromptError, match="The proof was stopped"):
+            proof.result(10)
+    with pytest.raises(ModelError, match="damaged"):
+        list(loading)
+
+
+def test_who_waits_is_answered_by_the_new_model(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model is exchanged while two answers wait: both are wholly of one model."""
     conversations = [session.say(ME, None, "hello there") for _ in range(3)]
     texts: dict[str, str] = {}
+    gate = held(monkeypatch)
     running = session.answer(ME, conversations[0], preferences("plain", tokens=200))
     next(running)
     loading = session.models.load(shop.source("two"))
@@ -578,6 +715,7 @@ def test_who_waits_is_answered_by_the_new_model(session: Session, shop: Shop) ->
     waiting = [threading.Thread(target=answer, args=[c]) for c in conversations[1:]]
     for thread in waiting:
         thread.start()
+    gate.set()
     list(running)
     list(loading)
     for thread in waiting:
@@ -597,7 +735,8 @@ def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
     def answer() -> None:
         try:
             while not done.is_set():
-                found.append(ask(session))
+                with suppress(Cancelled):
+                    found.append(ask(session))
         except BaseException as error:
             errors.append(error)
 
@@ -609,7 +748,8 @@ def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
     thread.join(60)
     assert not thread.is_alive() and not errors and found
     for update in found:
-        assert any(text.startswith(update.text) for text in whole.values())
+        said = update.text.removesuffix("\ufffd")  # half a character, where it was cut
+        assert any(text.startswith(said) for text in whole.values())
         assert update.finish == "cancelled" or update.text in whole.values()
 
 
@@ -624,8 +764,8 @@ def test_a_load_that_nobody_watches_goes_on(session: Session, shop: Shop) -> Non
 def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
     loading = session.models.load(shop.source("two"))
     waits = threading.Event()
-    session.models.reading = replace(
-        session.models.reading, load=lambda *a: (waits.wait(), shop.load(*a))[1]
+    local(session).reading = replace(
+        shop.reading(), load=lambda *a: (waits.wait(), shop.load(*a))[1]
     )
     next(loading)
     assert "three has to wait" in fails(session, shop.source("three"))
@@ -638,12 +778,12 @@ def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
 
 
 def test_the_loaded_model_is_not_loaded_again(session: Session, shop: Shop) -> None:
-    backend = session.backend
+    backend = loaded(session)
     (only,) = told(session, f"{shop.root}/../{shop.root.name}/one.gguf")
     assert only == Progress(1.0, "one is loaded already, like this.")
-    assert session.backend is backend and len(shop.made) == 1
+    assert loaded(session) is backend and len(shop.made) == 1
     told(session, shop.source("one"), Runtime(threads=2))
-    assert session.backend is not backend and session.models.runtime.threads == 2
+    assert loaded(session) is not backend and session.models.runtime.threads == 2
 
 
 def test_guests_load_nothing(shop: Shop, db: Database) -> None:
@@ -732,7 +872,7 @@ def test_each_target_has_the_draft_models_that_were_chosen_for_it(
     list(stacks.profile(Sampling(0.8), ("hello there",), 8))
     stacks.choose("draft@2", Sampling(0.8), Drafting(), False)
     told(session, shop.source("two"))
-    assert stacks.drafts == {} and stacks.spec == "" and stacks.target is session.backend
+    assert stacks.drafts == {} and stacks.spec == "" and stacks.state == local(session).state
     with pytest.raises(SettingError, match="none is loaded"):
         ask(session, method="hsd")
     told(session, shop.source("one"), Runtime(context_length=1024))
@@ -795,7 +935,7 @@ def test_the_embedded_models_take_turns(db: Database, monkeypatch: pytest.Monkey
     sources = {name: str(EMBEDDED.with_name(name)) for name in ("target", "mid")}
 
     def started(db: Database, name: str) -> Session:
-        session = Session(Away(), db)
+        session = Session(Local(), db)
         list(session.models.start(sources[name], cpu))
         return session
 
@@ -807,7 +947,7 @@ def test_the_embedded_models_take_turns(db: Database, monkeypatch: pytest.Monkey
     session = started(db, "target")
     assert session.models.demonstration and session.info.name == "tiny-chat"
     assert session.stacks.offered == models.drafts_beside(sources["target"])
-    old = weakref.ref(session.backend)
+    old = weakref.ref(loaded(session))
     assert ask(session, "Tell me a story.").text == texts["target"]
     told(session, sources["mid"], cpu)
     assert old() is None, "its memory is free"
@@ -836,13 +976,13 @@ def test_folders_and_files_take_turns_and_draft_for_each_other(
     cpu = Runtime(device="cpu", dtype="float32", threads=1, context_length=512)
     folder, file = str(EMBEDDED), str(models.EMBEDDED_FILE)
     small, mid = (str(EMBEDDED.with_name(name)) for name in ("small", "mid"))
-    session = Session(Away(), db)
+    session = Session(Local(), db)
     list(session.models.start(file, cpu))
     assert session.models.demonstration and session.info.kind == "llama.cpp"
     assert session.info.name == "tiny-chat"
     text = ask(session, "Tell me a story.").text
     gain(session, [small, f"{mid}.gguf"])
-    old = [weakref.ref(backend) for backend in (session.backend, *session.stacks.drafts.values())]
+    old = [weakref.ref(backend) for backend in (loaded(session), *local(session).drafts.values())]
     told(session, folder, cpu)
     assert [ref() for ref in old] == [None] * 3
     gain(session, [f"{small}.gguf", mid])
