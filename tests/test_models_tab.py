@@ -8,7 +8,6 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from app.loaded import NOTHING
 
 from app import catalogue, model_words
 from app.catalogue import Entry, Layers, Model
@@ -18,6 +17,7 @@ from app.tabs import loading, models
 from engine.backends.memory import Need
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError, StorageError
+from engine.loaded import NOTHING
 from engine.settings import Runtime
 from storage.database import Database
 from tests.conftest import EMBEDDED

@@ -23,7 +23,6 @@ from engine.hsd.family import Family
 from engine.hsd.planner import Plan, Rung, edges
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
 from engine.hsd.trials import Trial
-from engine.local import Local
 from engine.settings import Drafting, Sampling
 from engine.types import RULES
 from storage.database import Database
@@ -237,7 +236,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
-    session = Session(Local(backend=toy), db, reading=shelf.reading())
+    session = shelf.session(db, toy)
     session.stacks.offered += shelf.sources("mid", "small")
     return session
 

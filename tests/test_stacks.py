@@ -92,6 +92,22 @@ class Shelf:
             free=lambda device: self.free,
         )
 
+    def session(self, db: Database, toy: ToyBackend | None = None) -> Session:
+        """An app that has just started with the toy."""
+        engine = Local(reading=self.reading(), backend=toy or ToyBackend())
+        return Session(engine, db, reading=self.reading())
+
+
+def local(stacks: Stacks) -> Local:
+    """The engine, from inside."""
+    assert isinstance(stacks.engine, Local)
+    return stacks.engine
+
+
+def is_free(stacks: Stacks) -> bool:
+    """Whether nothing holds the models."""
+    return "free" in local(stacks).start(ME, lambda stream: stream.put("free"))
+
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Shelf:
@@ -100,7 +116,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
-    return Session(Local(backend=toy), db, reading=shelf.reading())
+    return shelf.session(db, toy)
 
 
 @pytest.fixture
@@ -116,8 +132,7 @@ def profile(stacks: Stacks, sampling: Sampling = SAMPLING) -> list[float]:
 
 
 def measure(session: Session, drafting: Drafting, spec: str = "") -> list[Trial]:
-    copy = session.costs.copy_of
-    list(session.stacks.measure(SAMPLING, drafting, spec, copy, TEXTS, 24))
+    list(session.stacks.measure(SAMPLING, drafting, spec, TEXTS, 24))
     return session.stacks.trials
 
 
@@ -139,12 +154,12 @@ def test_models_are_loaded_once_and_stand_in_their_order(session: Session, shelf
     assert stacks.family_for(SAMPLING) is None and stacks.drafts == {}
     stacks.load(shelf.sources("mid", "small", "mid"))
     assert list(stacks.drafts) == list(stacks.sources) == ["small", "mid"] and shelf.loads == 2
-    small = stacks.drafts["small"]
+    small = local(stacks).drafts["small"]
     stacks.load([f"{shelf.root}/../{shelf.root.name}/small", *shelf.sources("large")])
     assert list(stacks.drafts) == ["small", "large"] and shelf.loads == 3
-    assert stacks.drafts["small"] is small
+    assert local(stacks).drafts["small"] is small
     stacks.unload()
-    assert stacks.family_for(SAMPLING) is None and stacks.sources == {}
+    assert stacks.family_for(SAMPLING) is None and stacks.sources == local(stacks).drafts == {}
 
 
 def test_what_a_candidate_needs_is_known_before_it_is_loaded(
@@ -221,7 +236,7 @@ def test_a_profile_says_how_far_it_is_and_is_there_after_a_restart(
     known = stacks.loaded(SAMPLING).profiled()
     assert [model.name for model in known.models] == ["small", "mid", "toy"]
     assert known.sampling == sampler_of(SAMPLING) and known.target.databases is not None
-    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
+    later = shelf.session(db).stacks
     later.load(shelf.sources("small", "mid"))
     assert later.loaded(SAMPLING).profiled() == known
     later.load(shelf.sources("small"))
@@ -246,7 +261,7 @@ def test_a_profile_of_the_nearest_sampler_serves(
         0.8,
         0.8,
     ]
-    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
+    later = shelf.session(db).stacks
     later.load(shelf.sources("small", "mid"))
     assert used(later, 0.7) == 0.2, "the last one is there whatever the sampler is"
     assert used(later, 0.8) == 0.8, "an exact one is looked up"
@@ -258,7 +273,7 @@ def test_a_model_that_changed_is_not_served_its_old_profile(
 ) -> None:
     stacks.choose("", SAMPLING, Drafting(), False)
     shelf.put("mid", "trained further")
-    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
+    later = shelf.session(db).stacks
     (notice,) = later.restore()
     assert "never profiled in this form" in notice and list(later.drafts) == ["small", "mid"]
     assert later.loaded(SAMPLING).profile is None
@@ -281,7 +296,7 @@ def test_a_stored_profile_is_believed_only_if_it_is_of_these_models(
     else:
         stored = {"models": 7}
     ProfileStore(db).save(key, stored)
-    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
+    later = shelf.session(db).stacks
     later.load(shelf.sources("small", "mid"))
     assert later.families is not None and bool(later.families.known) == (damage == "names")
     for family in later.families.known.values():
@@ -296,7 +311,7 @@ def test_a_stopped_profile_leaves_what_was_known(stacks: Stacks) -> None:
     with pytest.raises(Cancelled, match="What was known before stays"):
         list(running)
     assert stacks.loaded(SAMPLING).profile is before
-    assert stacks.model.run(lambda: "free") == "free"
+    assert is_free(stacks)
     assert profile(stacks)[-1] == 1, "a stop counts once"
 
 
@@ -304,14 +319,14 @@ def test_a_profile_that_is_left_frees_the_model(stacks: Stacks) -> None:
     running = stacks.profile(SAMPLING, TEXTS, 24)
     next(running)
     running.close()  # type: ignore[attr-defined]
-    assert stacks.model.run(lambda: "free") == "free"
+    assert is_free(stacks)
 
 
 def test_a_profile_that_fails_is_told(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(stacks.drafts["mid"], "score", fail)
+    monkeypatch.setattr(local(stacks).drafts["mid"], "score", fail)
     with pytest.raises(ModelError, match=r"profile failed \(no room\)"):
         profile(stacks)
     monkeypatch.undo()
@@ -335,7 +350,7 @@ def test_a_profile_that_cannot_be_stored_is_used(
 def test_nothing_is_profiled_without_models(session: Session) -> None:
     for start in (
         lambda: session.stacks.profile(SAMPLING),
-        lambda: session.stacks.measure(SAMPLING, Drafting(), "", session.costs.copy_of),
+        lambda: session.stacks.measure(SAMPLING, Drafting(), ""),
     ):
         with pytest.raises(SettingError, match="No draft model is loaded"):
             next(start())
@@ -369,15 +384,15 @@ def test_the_chosen_stack_is_loaded_again_at_the_next_start(
 ) -> None:
     assert stacks.choose("", SAMPLING, Drafting(), True) == "hd+hsd"
     assert stacks.choose(" small@3/mid@2 ", SAMPLING, Drafting(), False) == "hsd:small@3/mid@2"
-    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
+    later = shelf.session(db).stacks
     assert later.restore() == [] and list(later.drafts) == ["small", "mid"]
     assert later.spec == "small@3/mid@2"
     assert ("small alone", "single:small") in later.methods()
     assert "hd+hsd:small@3/mid@2" in dict(map(reversed, later.methods()))  # type: ignore[arg-type]
-    other = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
+    other = shelf.session(db).stacks
     assert other.restore(shelf.sources("large")) != [] and list(other.drafts) == ["large"]
     later.unload()
-    last = Session(Local(backend=ToyBackend()), db, reading=shelf.reading()).stacks
+    last = shelf.session(db).stacks
     assert last.restore() == [] and last.drafts == {}
 
 
@@ -386,7 +401,7 @@ def test_a_chosen_model_that_is_gone_is_a_notice(
 ) -> None:
     stacks.choose("", SAMPLING, Drafting(), False)
     (shelf.root / "mid").rename(shelf.root / "moved")
-    later = Session(Local(backend=ToyBackend()), db, reading=shelf.reading())
+    later = shelf.session(db)
     (notice,) = later.stacks.restore()
     assert "mid" in notice and "does not exist" in notice and later.stacks.drafts == {}
     assert ask(later, preferences("hd"))[1].text
@@ -430,15 +445,15 @@ def test_drafted_tokens_say_who_drafted_them_and_are_stored_so(
 def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
     session: Session, stacks: Stacks
 ) -> None:
-    session.costs.curve = engine_costs.CostCurve({0: 1.0, 8: 1.1, 63: 2.0})
-    points = session.costs.curve.points
+    loaded = local(stacks).loaded
+    curve = loaded.curve = engine_costs.CostCurve({0: 1.0, 8: 1.1, 63: 2.0})
+    points = dict(curve.points)
     for method in ("hsd", "hsd:small@4"):
-        chosen = preferences(method).chosen()
-        assert session.costs.of(chosen) is session.costs.curve
+        assert loaded.curve_of(preferences(method).chosen()) is curve
         list(session.compare(ME, "hello there", "", preferences(method), 1))
-        assert session.costs.curve.points == points
+        assert curve.points == points and session.costs.record is None
     ask(session, preferences("hsd:small@4"))
-    assert session.costs.curve.points != points
+    assert session.costs.record == loaded.costs and loaded.costs.points != points
 
 
 @pytest.mark.parametrize("method", ["hsd", "hd+hsd", "single:small", "hsd:large@4"])
@@ -469,14 +484,14 @@ def test_a_draft_model_that_fails_costs_speed_only(
 ) -> None:
     _, plain = ask(session, preferences("plain"))
     calls = iter(range(1000))
-    score = stacks.drafts["small"].score
+    score = local(stacks).drafts["small"].score
 
     def fail(*arguments: object) -> object:
         if next(calls) > 3:
             raise RuntimeError("out of memory")
         return score(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stacks.drafts["small"], "score", fail)
+    monkeypatch.setattr(local(stacks).drafts["small"], "score", fail)
     _, update = ask(session, preferences("hsd:small@4/mid@3"))
     assert update.text == plain.text
     (notice,) = session.take_notices(ME)
@@ -505,10 +520,11 @@ def test_draft_models_start_every_run_with_an_empty_cache(
     session: Session, stacks: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the second run of a pair would have its prompt read for nothing."""
-    small: Any = stacks.drafts["small"]
+    small: Any = local(stacks).drafts["small"]
     prefill, known = small.prefill, list[int]()
-    prompts = [session.chat.prompt([Message("user", "hello there")], known=())]
-    prompts += prompts_of(session.backend, TEXTS)
+    loaded = local(stacks).loaded
+    prompts = [loaded.chat.prompt([Message("user", "hello there")], known=())]
+    prompts += prompts_of(loaded.backend, TEXTS)
 
     def read(tokens: Sequence[int], cancelled: Callable[[], bool]) -> object:
         if list(tokens) in prompts:
@@ -546,7 +562,7 @@ def test_rejection_is_measured_without_alarm(session: Session, stacks: Stacks) -
 
 def test_a_measurement_can_be_stopped(session: Session, stacks: Stacks) -> None:
     before = measure(session, Drafting())
-    running = stacks.measure(SAMPLING, Drafting(), "", session.costs.copy_of, TEXTS, 24)
+    running = stacks.measure(SAMPLING, Drafting(), "", TEXTS, 24)
     next(running)
     stacks.stop()
     with pytest.raises(Cancelled):
@@ -557,7 +573,7 @@ def test_a_measurement_can_be_stopped(session: Session, stacks: Stacks) -> None:
 def test_measuring_needs_a_profile_and_a_plan(session: Session, shelf: Shelf) -> None:
     session.stacks.load(shelf.sources("small"))
     start: Callable[[str], Iterator[float]] = lambda spec: session.stacks.measure(  # noqa: E731
-        SAMPLING, Drafting(), spec, session.costs.copy_of
+        SAMPLING, Drafting(), spec
     )
     with pytest.raises(SettingError, match="not profiled"):
         next(start(""))
@@ -577,7 +593,7 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
     session: Session, stacks: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[bool] = []
-    draft = stacks.drafts["small"]
+    draft = local(stacks).drafts["small"]
     prefill = draft.prefill
 
     def reading(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
