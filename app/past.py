@@ -2,8 +2,8 @@
 
 The engine holds it in memory while it is used, and tells what it learns (engine/engine.py). N-grams
 and calibration belong together: both come from the same answers, are stored for the same owner and
-model, and are wiped as one. What was learned by an answer that began before a wipe is not stored
-after it: nothing comes back.
+model, and are wiped as one, here and in the engine. What was learned by an answer that began before
+a wipe is not stored after it: nothing comes back.
 """
 
 import threading
@@ -23,12 +23,19 @@ SLACK = 1.1
 
 
 class Pasts:
-    """The stored pasts of all owners; `keep(owner, write)` does what may fail."""
+    """The stored pasts of all owners; `keep(owner, write)` does what may fail, `forget(owner)` has
+    the engine forget."""
 
-    def __init__(self, database: Database, keep: Callable[[str, Callable[[], Any]], Any]) -> None:
-        self.database, self.keep = database, keep
+    def __init__(
+        self,
+        database: Database,
+        keep: Callable[[str, Callable[[], Any]], Any],
+        forget: Callable[[str], None],
+    ) -> None:
+        self.database, self.keep, self.forget = database, keep, forget
         self.wiped: Counter[str] = Counter()
-        """How often each owner's past was wiped."""
+        """How often each owner's past was wiped: who reads it before a past is recalled can tell
+        whether that past is still there."""
         self.unread: set[tuple[str, str]] = set()
         """Whose calibration could not be read: what is stored must not be replaced by a new one."""
         self.lock = threading.Lock()
@@ -65,17 +72,18 @@ class Pasts:
             if self.wiped[owner] == wiped and (owner, fingerprint) not in self.unread:
                 self.keep(owner, lambda: self.calibrations(owner, fingerprint).save(list(rows)))
 
-    def prune(self, owner: str, fingerprint: str, size: int) -> bool:
-        """Keep n-grams, of which there are `size`, within their number; whether some went."""
-        if size <= MODEL_GRAMS * SLACK:
-            return False
-        with self.lock:
-            self.keep(owner, lambda: self.ngrams(owner, fingerprint).prune(MODEL_GRAMS))
-        return True
+    def prune(self, owner: str, fingerprint: str, size: int) -> None:
+        """Keep n-grams, of which there are `size`, within their number."""
+        if size > MODEL_GRAMS * SLACK:
+            with self.lock:
+                self.keep(owner, lambda: self.ngrams(owner, fingerprint).prune(MODEL_GRAMS))
+                self.forget(owner)
 
     def wipe(self, owner: str, fingerprint: str) -> None:
         """Forget the owner's past with a model. An answer under way is not learned any more."""
-        with self.lock, self.database.write():
-            self.ngrams(owner, fingerprint).wipe()
-            self.calibrations(owner, fingerprint).wipe()
+        with self.lock:
+            with self.database.write():
+                self.ngrams(owner, fingerprint).wipe()
+                self.calibrations(owner, fingerprint).wipe()
+            self.forget(owner)
             self.wiped[owner] += 1

@@ -2,14 +2,15 @@
 
 Everything here is a copy. What is learned travels to whoever asked as values (engine/engine.py), is
 stored there, and comes back when it is needed again. So the least recently used can go whenever all
-of it together takes more than one limit allows. That happens on the model's thread alone, before
-and after an answer: nothing that a run uses goes.
+of it together takes more than one limit allows. All of that happens on the model's thread alone,
+before and after an answer: nothing that a run uses goes. Other threads only say what to forget,
+which goes before anything is drafted from it again.
 
 Drafts can never change an answer, and a faulty source of drafts must not end one either: `Guarded`
 silences a source that fails.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -70,6 +71,9 @@ class Knowledge:
         self.statistics, self.limit = statistics, limit
         self.rooms: OrderedDict[tuple[str, str], Room] = OrderedDict()
         self.pasts: dict[str, Past] = {}
+        self.unwanted: deque[tuple[str, str | None, bool]] = deque()
+        """What any thread asked to forget: an owner, a conversation or all, and the past as well.
+        """
 
     def past(self, owner: str, recall: Callable[[], Past]) -> Past:
         """The owner's past; `recall` makes it from what was stored."""
@@ -93,18 +97,27 @@ class Knowledge:
         """Forget one conversation, or all of an owner's."""
         for key in list(self.rooms):
             if key[0] == owner and conversation in (None, key[1]):
-                self.rooms.pop(key, None)
+                del self.rooms[key]
 
     def forget(self, owner: str) -> None:
         """Forget what the model said to an owner, and the conversations that draft from it."""
         self.close(owner)
         self.pasts.pop(owner, None)
 
+    def sweep(self) -> None:
+        """Forget what other threads asked for."""
+        while self.unwanted:
+            owner, conversation, past = self.unwanted.popleft()
+            if past:
+                self.forget(owner)
+            else:
+                self.close(owner, conversation)
+
     @property
     def bytes(self) -> int:
         """About the bytes that are taken now."""
-        rooms = sum(room.bytes for room in list(self.rooms.values()))
-        pasts = sum(past.bytes for past in list(self.pasts.values()))
+        rooms = sum(room.bytes for room in self.rooms.values())
+        pasts = sum(past.bytes for past in self.pasts.values())
         return rooms + pasts + int(getattr(self.statistics, "cached_bytes", 0))
 
     def fit(self, owner: str) -> None:
