@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from app.turns import Stop
+from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Speedup
-from engine.engine import Engine, Measured, Request, Started, answered
+from engine.engine import Engine, Measured, Notice, Request, Started, answered
 from engine.errors import Cancelled, ModelError
 from engine.queue import Waiting
 from engine.runs import PLAIN, Timed, Verdict, keeps_text, worth
@@ -80,8 +82,8 @@ class Pace:
 class Pairs:
     """Runs of one request, plainly and as it asks for, measured in pairs.
 
-    `reply` answers what the engine asks for; `begin` is called with the stream of every run, which
-    it may stop.
+    `reply` answers what the engine asks for, `report` is told what went wrong aside, `stop` ends
+    them. `info` is the model of all runs: that of the first one, where none is given.
     """
 
     def __init__(
@@ -90,12 +92,12 @@ class Pairs:
         request: Request,
         measured: Measured,
         reply: Callable[[Any], Any],
-        begin: Callable[[Any], None],
+        report: Callable[[str], None],
+        stop: Stop,
+        info: BackendInfo | None = None,
     ) -> None:
         self.engine, self.request, self.measured = engine, request, measured
-        self.reply, self.begin = reply, begin
-        self.model: Any = None
-        self.started: Started | None = None
+        self.reply, self.report, self.stop, self.info = reply, report, stop, info
         self.warm = True
 
     def run(self, plain: bool) -> Generator[Timed | Waiting, None, Timed]:
@@ -103,15 +105,17 @@ class Pairs:
         method = PLAIN if plain else self.request.method
         measured = replace(self.measured, warm=self.warm)
         self.warm = False
-        stream = self.engine.generate(replace(self.request, method=method, measured=measured))
-        self.begin(stream)
+        request = replace(self.request, method=method, measured=measured)
+        stream = self.stop.start(lambda: self.engine.generate(request))
         pace, prefill, learned, steps = Pace(UPDATE_SECONDS), None, None, list[Step]()
         try:
             for event in answered(stream, self.reply):
                 if isinstance(event, Waiting):
                     yield event
                 elif isinstance(event, Started):
-                    self.same_model(event)
+                    self.same_model(event.info)
+                elif isinstance(event, Notice):
+                    self.report(event.text)
                 elif isinstance(event, Prefill):
                     prefill = event
                 elif isinstance(event, Learned):
@@ -126,22 +130,20 @@ class Pairs:
         yield timed
         return timed
 
-    def same_model(self, started: Started) -> None:
+    def same_model(self, info: BackendInfo) -> None:
         """Raise ModelError when it is not the model of the runs before."""
-        self.started = self.started or started
-        if started.info != self.started.info:
+        self.info = self.info or info
+        if info != self.info:
             raise ModelError(
-                f"{self.started.info.name} made room for another model while the comparison "
-                "waited for others. Compare again."
+                f"{self.info.name} made room for another model while the comparison waited for "
+                "others. Compare again."
             )
 
-    def compare(
-        self, repeats: int, cancelled: Callable[[], bool], enough: float = float("inf")
-    ) -> Iterator[Progress | Waiting]:
+    def compare(self, repeats: int, enough: float = float("inf")) -> Iterator[Progress | Waiting]:
         """At most `repeats` pairs; no further one is begun once they took `enough` seconds.
 
-        Stopped, by whoever asked for it or by another model that is loaded, it ends with the pairs
-        there are. Raises Cancelled when that was before its first run.
+        Stopped, it ends with the pairs there are. Raises Cancelled where there is none and the run
+        that was next had not begun.
         """
         same_text = keeps_text(self.request.method, self.request.generation.sampling)
         pairs: list[tuple[Timed, Timed]] = []
@@ -156,7 +158,8 @@ class Pairs:
                             continue
                         done[plain] = item
                         yield Progress(tuple(pairs), repeat, item, same_text=same_text)
-                    if cancelled() or done[plain].broken_off:
+                    # Another model that is wanted ends a run as well as its user.
+                    if self.stop.is_set() or done[plain].broken_off:
                         yield Progress(tuple(pairs), repeat, None, True, same_text)
                         return
             except Cancelled:

@@ -263,8 +263,7 @@ class Models:
         """Have the engine load a model in the place of the one that it has."""
         session, stacks = self.session, self.session.stacks
         spec, drafts = stacks.spec, session.engine.state.drafts
-        stream = session.engine.load(wanted)
-        run.stop.ends(stream)
+        stream = run.stop.start(lambda: session.engine.load(wanted))
         try:
             for item in answered(stream, lambda asked: session.recall(asked, ME, "")):
                 if isinstance(item, Share):

@@ -33,14 +33,14 @@ off on a machine that does something else as well; three have a median."""
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What it takes to decode the last answer again: its model, prompt and settings, its run.
+    """What it takes to decode the last answer again: its prompt and model, its settings, its run.
 
     `trusted` is how far evidence was trusted before it, `run_id` what the run is stored as;
     `same_text` says whether decoding it again must give the same text.
     """
 
-    info: BackendInfo
     prompt: tuple[int, ...]
+    info: BackendInfo
     generation: Generation
     method: Method
     run: Timed
@@ -49,14 +49,24 @@ class Answered:
     same_text: bool = True
 
 
-def pairs_of(session: "Session", request: Request, measured: Measured, run: Run) -> Pairs:
-    """Pairs of runs of a request, which end with `run`."""
+def pairs_of(
+    session: "Session",
+    request: Request,
+    measured: Measured,
+    run: Run,
+    info: BackendInfo | None = None,
+) -> Pairs:
+    """Pairs of runs of a request by the model of `info`, or whichever is loaded; they end with
+    `run`."""
     request = replace(request, profile=session.stacks.profile_for(request.generation.sampling))
 
     def reply(wanted: object) -> object:
         return session.recall(wanted, request.owner, "")
 
-    return Pairs(session.engine, request, measured, reply, run.stop.ends)
+    def report(problem: str) -> None:
+        session.report(request.owner, problem)
+
+    return Pairs(session.engine, request, measured, reply, report, run.stop, info)
 
 
 def proved(
@@ -81,9 +91,9 @@ def proved(
     method = answered.method
     request = Request((), answered.prompt, generation, method, None, owner)
     measured = Measured((*answered.prompt, *said), len(said), answered.trusted)
-    pairs = pairs_of(session, request, measured, run)
+    pairs = pairs_of(session, request, measured, run, answered.info)
     progress: Progress | None = None
-    for item in pairs.compare(PROOFS, run.stop.is_set, ENOUGH):
+    for item in pairs.compare(PROOFS, ENOUGH):
         if isinstance(item, Waiting):
             yield item
             continue
@@ -134,14 +144,14 @@ def compared(
     request = Request(tuple(messages), (), generation, method, None, owner)
     pairs = pairs_of(session, request, Measured(), run)
     progress: Progress | None = None
-    for item in pairs.compare(repeats, run.stop.is_set):
+    for item in pairs.compare(repeats):
         yield item
         if isinstance(item, Waiting):
             continue
         progress = item
-        if progress.running is None and not progress.cancelled and pairs.started:
+        if progress.running is None and not progress.cancelled and pairs.info:
             plain, fast = progress.pairs[-1]
-            gained, info = worth([(plain, fast)]), pairs.started.info
+            gained, info = worth([(plain, fast)]), pairs.info
             session.save(owner, None, plain, generation, PLAIN, info, "compare")
             session.save(owner, None, fast, generation, method, info, "compare", gained)
     if progress and progress.pairs:

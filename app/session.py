@@ -6,9 +6,11 @@ fails costs memory, never the answer: it becomes a notice. The engine stores not
 comes as values, is stored here, and is given back when the engine asks for it.
 """
 
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,11 +95,12 @@ class Session:
         self.viewing: Latest[str, str | None] = Latest()
         self.views: Latest[str, str] = Latest()
         self.answered: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
-        self.pasts = Pasts(database, self.keep)
+        self.pasts = Pasts(database, self.keep, partial(engine.forget, past=True))
         self.costs = Costs(engine, database)
         self.stacks = Stacks(engine, database, reading)
         self.models = Models(self, reading)
-        self.plain = engine.state.plain
+        self.state = engine.state
+        self.plain = self.state.plain
         self.table: tuple[str, StatisticsTable | None] | None = None
         engine.watch = self.follow
         self.follow(engine.state)
@@ -106,9 +109,10 @@ class Session:
 
     def follow(self, state: State) -> None:
         """Another model is there, or other draft models are."""
-        if state.plain.when:
+        if state.plain != self.state.plain:
             self.plain = state.plain
         self.table = None
+        self.state = state
         self.stacks.follow(state)
 
     @property
@@ -148,8 +152,7 @@ class Session:
             self.keep(owner, lambda: log.append(*where, learned.tokens))
         elif isinstance(learned, Said):
             self.pasts.learn(owner, info.fingerprint, kept.wiped, learned.grams)
-            if self.pasts.prune(owner, info.fingerprint, learned.size):
-                self.engine.forget(owner, past=True)
+            self.pasts.prune(owner, info.fingerprint, learned.size)
         elif isinstance(learned, Calibrated):
             self.pasts.save(owner, info.fingerprint, kept.wiped, learned.rows)
         elif isinstance(learned, Costed):
@@ -195,6 +198,7 @@ class Session:
         """Delete a conversation with all that was derived from it but the model tier."""
         self.stop(owner, conversation_id)
         self.conversations(owner).delete(conversation_id)
+        self.answered.pop((owner, conversation_id), None)
         self.engine.forget(owner, conversation_id)
 
     def say(self, owner: str, conversation_id: str | None, text: str) -> str:
@@ -262,7 +266,6 @@ class Session:
         messages = tuple(self.prompt_messages(owner, conversation_id))
         profile = self.stacks.profile_for(generation.sampling)
         request = Request(messages, (), generation, method, profile, owner, conversation_id)
-        wiped = self.pasts.wiped[owner]
         writer = Writer(
             self.conversations(owner),
             conversation_id,
@@ -270,10 +273,27 @@ class Session:
             lambda write: self.keep(owner, write),
         )
         pace, started = Pace(UPDATE_SECONDS), None
-        kept = Kept(owner, conversation_id, self.info, wiped)
-        stream = self.engine.generate(request)
-        run.stop.ends(stream)
-        events = answered(stream, lambda wanted: self.recall(wanted, owner, conversation_id))
+        kept = Kept(owner, conversation_id, self.info, self.pasts.wiped[owner])
+        stream = run.stop.start(lambda: self.engine.generate(request))
+
+        def reply(wanted: Any) -> Any:
+            nonlocal kept
+            if isinstance(wanted, WantedPast):
+                kept = replace(kept, wiped=self.pasts.wiped[owner])
+            return self.recall(wanted, owner, conversation_id)
+
+        events = answered(stream, reply)
+
+        def end() -> None:
+            with suppress(StrataError):
+                for event in events:
+                    if not self.store(event, kept):
+                        writer.add(event)
+            writer.close()
+            timed = writer.run(method.name)
+            if timed.tokens and started is not None:
+                self.finish(owner, conversation_id, timed, writer, started, generation, method)
+
         try:
             for event in events:
                 if isinstance(event, Started):
@@ -285,17 +305,17 @@ class Session:
                     writer.add(event)
                     if writer.steps and (writer.finish or pace.due()):
                         yield writer.update(started.dropped if started else 0)
-        finally:
-            # Who stops looking stops the answer; what it said and taught by then is kept.
+        except GeneratorExit:
+            # Who stops looking stops the answer; what it said and taught by then is kept. Nobody
+            # waits for that: it may be any thread that notices, also one the answer needs.
             stream.stop()
-            with suppress(StrataError):
-                for event in events:
-                    if not self.store(event, kept):
-                        writer.add(event)
-            writer.close()
-            timed = writer.run(method.name)
-            if timed.tokens and started is not None:
-                self.finish(owner, conversation_id, timed, writer, started, generation, method)
+            threading.Thread(target=end, name="answer").start()
+            raise
+        except BaseException:
+            stream.stop()
+            end()
+            raise
+        end()
 
     def finish(
         self,
@@ -312,8 +332,8 @@ class Session:
         writer.flush(run_id)
         same_text = keeps_text(method, generation.sampling)
         self.answered[owner, conversation_id] = Answered(
-            started.info,
             started.prompt,
+            started.info,
             generation,
             method,
             timed,
@@ -343,7 +363,6 @@ class Session:
     def wipe_model(self, owner: str) -> None:
         """Forget what this model said to the owner, and what that taught about the evidence."""
         self.pasts.wipe(owner, self.info.fingerprint)
-        self.engine.forget(owner, past=True)
 
     def wipe_context(self, owner: str, conversation_id: str) -> None:
         """Forget the token log of a conversation; its messages stay."""

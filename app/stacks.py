@@ -129,9 +129,7 @@ class Stacks:
                 (fetch or self.fetch)(source)
         self.check_memory([s for s in wanted if s not in self.sources.values()])
         with self.runs.begin(ME, "") as run:
-            stream = self.engine.load_drafts(self.named(wanted))
-            run.stop.ends(stream)
-            for _ in stream:
+            for _ in run.stop.start(lambda: self.engine.load_drafts(self.named(wanted))):
                 pass
         self.offered += [source for source in wanted if source not in self.offered]
 
@@ -257,7 +255,7 @@ class Stacks:
         Raises Cancelled when it is stopped; what was known before stays.
         """
         self.loaded(sampling)
-        yield from self.long(self.engine.profile(sampling, texts, tokens), "profile")
+        yield from self.long(lambda: self.engine.profile(sampling, texts, tokens), "profile")
 
     def measure(
         self,
@@ -270,14 +268,13 @@ class Stacks:
         """Let plain decoding, every single draft model and the best stacks answer a few prompts:
         yields the share that is done, and leaves the outcome in `trials`. Raises Cancelled."""
         profile = self.loaded(sampling).profiled()
-        running = self.engine.trials(profile, sampling, drafting, chosen.strip(), texts, tokens)
-        yield from self.long(running, "measurement")
+        wanted = profile, sampling, drafting, chosen.strip(), texts, tokens
+        yield from self.long(lambda: self.engine.trials(*wanted), "measurement")
 
-    def long(self, stream: Stream[Any], what: str) -> Iterator[float]:
+    def long(self, begin: Callable[[], Stream[Any]], what: str) -> Iterator[float]:
         """The shares of a long piece of work; what comes of it is kept here. An error of the
         libraries below becomes one that says what it ended."""
-        with self.runs.begin(ME, "") as run, stream:
-            run.stop.ends(stream)
+        with self.runs.begin(ME, "") as run, run.stop.start(begin) as stream:
             try:
                 for item in stream:
                     if isinstance(item, Share) and item.share is not None:

@@ -6,12 +6,15 @@ never cleared, so that nobody can take back the stop of a run that is not theirs
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from engine.queue import before_it_began
 from engine.streams import Stream
+
+T = TypeVar("T")
 
 
 class Stop:
@@ -34,13 +37,19 @@ class Stop:
         """Whether the run is to end."""
         return self.event.is_set()
 
-    def ends(self, stream: Stream[Any]) -> None:
-        """End that stream with the run."""
+    def start(self, begin: Callable[[], Stream[T]]) -> Stream[T]:
+        """What `begin` has the engine do, which ends with the run.
+
+        Raises Cancelled, with nothing begun, when that has ended already.
+        """
+        if self.is_set():
+            raise before_it_began()
+        stream = begin()
         with self.lock:
             self.streams.append(stream)
-            ended = self.event.is_set()
-        if ended:
+        if self.is_set():
             stream.stop()
+        return stream
 
 
 @dataclass(eq=False, slots=True)

@@ -39,7 +39,7 @@ from engine.engine import (
     WantedLog,
     WantedPast,
 )
-from engine.errors import Cancelled, ModelError, SettingError, StrataError, first_line
+from engine.errors import ModelError, SettingError, StrataError, first_line
 from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
@@ -47,7 +47,7 @@ from engine.hsd.trials import Trial, entries, prompts_of, trials
 from engine.knowledge import Guarded, Knowledge, Past, Room
 from engine.loaded import Costs, Loaded, nothing
 from engine.methods import METHODS, Databases, drafters_of
-from engine.queue import ME, MOST_WAITING, Run, Turns, Waiting
+from engine.queue import ME, MOST_WAITING, Run, Turns, Waiting, before_it_began
 from engine.reading import READING, USUAL, Reading
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
@@ -171,6 +171,7 @@ class Local:
     def answer(self, request: Request, stream: Stream[Event]) -> None:
         """One answer, on the model's thread."""
         self.need_model()
+        self.loaded.knowledge.sweep()
         self.emit = stream.put
         try:
             if request.measured is None:
@@ -526,13 +527,15 @@ class Local:
 
     def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
         loaded = self.loaded
-        if past:
-            loaded.knowledge.forget(owner)
-        else:
-            loaded.knowledge.close(owner, conversation)
-        if conversation is not None:
-            # Between two runs: only the model's thread may touch its caches.
-            self.turns.thread.submit(loaded.sequences.drop, (owner, conversation))
+        loaded.knowledge.unwanted.append((owner, conversation, past))
+
+        def sweep() -> None:
+            loaded.knowledge.sweep()
+            if conversation is not None:
+                loaded.sequences.drop((owner, conversation))
+
+        # At once where nothing runs. The next run looks as well, as it may come before this.
+        self.turns.thread.submit(sweep)
 
     def close(self) -> None:
         running = self.turns.running
@@ -548,8 +551,3 @@ def recalled(stream: Stream[Any], wanted: Any) -> Any:
         return stream.ask(wanted)
     except Cancelled:
         raise before_it_began() from None
-
-
-def before_it_began() -> Cancelled:
-    """What a run ends with that was stopped while it waited."""
-    return Cancelled("It was stopped before it began. Everything is as it was.")

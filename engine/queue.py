@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 
-from engine.errors import Busy
+from engine.errors import Busy, Cancelled
 
 ME = "local"
 """The owner of what the app does by itself, and of everything where no one else can come in."""
@@ -144,3 +144,8 @@ class Turns:
         self.served.move_to_end(owner)
         if len(self.served) > MOST_SERVED:
             self.served.popitem(last=False)
+
+
+def before_it_began() -> Cancelled:
+    """What a run ends with that was stopped before its turn had come."""
+    return Cancelled("It was stopped before it began. Everything is as it was.")
