@@ -1,8 +1,7 @@
 """The session: what it stores, whose it is, and that no helper can change an answer."""
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from app.comparison import Progress
 from app.past import MODEL_GRAMS
 from app.preferences import Preferences
-from app.proofs import Answered
+from app.proofs import PROOFS
 from app.session import UNTITLED, Session
 from app.verdicts import proof_line
 from app.writer import Update
@@ -19,11 +18,13 @@ from engine.backends.toy import END, ToyBackend
 from engine.budget import Budget
 from engine.decode import decode
 from engine.drafters.context import ContextTier
+from engine.engine import Load, PastRecord, Request, answered, unknown
 from engine.errors import Busy, Cancelled, PromptError, SettingError, StorageError
 from engine.knowledge import Guarded
 from engine.local import Local
 from engine.methods import METHODS
 from engine.queue import Waiting
+from engine.reading import Reading
 from engine.sampling import Floats, draw
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -34,14 +35,19 @@ from storage.conversations import Conversations
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
+from tests.inside import ME, Held, knowledge, local, past, room, soon
 
-ME = "local"
 DATABASES = [name for name, method in METHODS.items() if method.stack is None]
 """Methods without draft models; those with some are tested in test_stacks.py."""
 
 
 @pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
+def toy() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def session(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy), db)
 
 
@@ -63,7 +69,7 @@ def ask(session: Session, text: str = "hello there", method: str = "hd") -> tupl
 
 def known(session: Session) -> set[tuple[int, ...]]:
     """The n-grams in the model tier."""
-    return {gram for gram, _ in session.pasts.of(ME).tier.grams()}
+    return {gram for gram, _ in past(session).tier.grams()}
 
 
 def texts(session: Session, conversation: str, owner: str = ME) -> list[str]:
@@ -115,31 +121,23 @@ def test_an_error_while_answering_keeps_the_message(session: Session) -> None:
     assert run(session.answer(ME, conversation, preferences())).text
 
 
-def test_a_failing_model_keeps_the_message_and_frees_the_model(session: Session) -> None:
+def test_a_failing_model_keeps_the_message_and_frees_the_model(session: Session, toy: Held) -> None:
     conversation = session.say(ME, None, "hello")
-    score = session.backend.score
+    score = toy.score
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    session.backend.score = fail  # type: ignore[method-assign,assignment]
+    toy.score = fail  # type: ignore[method-assign,assignment]
     with pytest.raises(RuntimeError):
         run(session.answer(ME, conversation, preferences()))
-    session.backend.score = score  # type: ignore[method-assign]
+    toy.score = score  # type: ignore[method-assign]
     assert texts(session, conversation) == ["hello"]
     assert run(session.answer(ME, conversation, preferences())).text
 
 
-def soon(wanted: Callable[[], bool]) -> bool:
-    """Whether it comes about while nothing else happens."""
-    deadline = time.monotonic() + 20
-    while not wanted() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return wanted()
-
-
 def test_what_was_shown_is_stored_though_no_step_follows(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     conversation = session.say(ME, None, "hello")
@@ -149,8 +147,11 @@ def test_what_was_shown_is_stored_though_no_step_follows(
         return [m.pieces for m in session.conversations(ME).messages(conversation)[1:]]
 
     for _ in range(3):
+        toy.allow(1)
         shown = tuple(next(updates).pieces)
         assert soon(lambda shown=shown: stored() == [shown])
+    toy.allow()
+    run(updates)
 
 
 def test_the_last_step_is_stored_before_it_is_shown(
@@ -166,36 +167,38 @@ def test_the_last_step_is_stored_before_it_is_shown(
         raise AssertionError("no update was the last")
 
 
-def test_there_is_no_message_before_there_is_text(session: Session) -> None:
+def test_there_is_no_message_before_there_is_text(session: Session, toy: Held) -> None:
     found: list[list[str]] = []
-    score = session.backend.score
+    score = toy.score
 
     def looked(*arguments: Any) -> Any:
         found.append(texts(session, conversation))
         return score(*arguments)
 
-    session.backend.score = looked  # type: ignore[method-assign]
+    toy.score = looked  # type: ignore[method-assign]
     conversation = session.say(ME, None, "hello")
     run(session.answer(ME, conversation, preferences()))
     assert found[0] == ["hello"] and all("" not in each for each in found)
 
 
 def test_an_answer_is_not_put_behind_another_message(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     monkeypatch.setattr("app.writer.FLUSH_SECONDS", 1000.0)
     conversation = session.say(ME, None, "hello")
     updates = session.answer(ME, conversation, preferences())
+    toy.allow(1)
     next(updates)
     session.edit(ME, conversation, 0, "something else")
+    toy.allow()
     run(updates)
     assert texts(session, conversation) == ["something else"]
     assert any("is not kept" in notice for notice in session.take_notices(ME))
 
 
 def test_a_write_that_failed_is_tried_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     append, tries = Conversations.append, list[int]()
@@ -209,32 +212,67 @@ def test_a_write_that_failed_is_tried_again(
     conversation = session.say(ME, None, "hello")
     monkeypatch.setattr(Conversations, "append", busy)
     updates = session.answer(ME, conversation, preferences())
+    toy.allow(1)
     shown = next(updates)
+    assert isinstance(shown, Update)
     assert soon(lambda: texts(session, conversation)[1:] == [shown.text])
     assert session.take_notices(ME) == ["The disk is full."]
+    toy.allow()
+    run(updates)
 
 
 def test_closing_the_page_keeps_what_was_said(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     conversation = session.say(ME, None, "hello")
     updates = session.answer(ME, conversation, preferences())
-    shown = next(updates).text
-    updates.close()  # type: ignore[attr-defined]
-    session.model.run(lambda: None)
-    assert texts(session, conversation) == ["hello", shown]
+    toy.allow(2)
+    shown = [next(updates), next(updates)][1]
+    assert isinstance(shown, Update)
+    updates.close()
+    toy.allow()
+    assert soon(lambda: (ME, conversation) in session.answered)
+    said, answered = texts(session, conversation)
+    assert said == "hello" and answered.startswith(shown.text)
+    run_of = session.answered[ME, conversation].run
+    assert len(run_of.steps) <= 3 and "".join(t.text for t in run_of.tokens) == answered
+    assert len(Traces(session.database, ME).history()) == 1
+    assert {gram.tokens for gram in ModelNgrams(session.database, ME, "toy").load()}
     assert ask(session)[1].text
 
 
+def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An iterator that nobody has any more is closed by whichever thread finds that out."""
+    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences("plain"))
+    toy.allow(1)
+    next(updates)
+    score = toy.score
+
+    def closing(*arguments: Any, **named: Any) -> Any:
+        updates.close()
+        return score(*arguments, **named)
+
+    monkeypatch.setattr(toy, "score", closing)
+    toy.allow()
+    assert soon(lambda: (ME, conversation) in session.answered)
+    assert len(texts(session, conversation)) == 2
+
+
 def test_stop_ends_the_answer_and_keeps_it(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     conversation = session.say(ME, None, "hello")
     updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    toy.allow(1)
     next(updates)
     session.stop(ME, conversation)
+    toy.allow()
     last = run(updates)
     assert last.finish == "cancelled" and 0 < last.metrics.tokens < 10
     assert texts(session, conversation)[1] == last.text
@@ -245,20 +283,21 @@ def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> 
     session.stop(ME, conversation)
     with pytest.raises(Cancelled, match="before it began"):
         run(session.answer(ME, conversation, preferences()))
-    assert texts(session, conversation) == ["hello"] and session.model.turns.running is None
+    assert texts(session, conversation) == ["hello"] and local(session).turns.running is None
     session.drop_answer(ME, conversation)
     assert run(session.answer(ME, conversation, preferences())).text
 
 
 @pytest.mark.parametrize("later", ["say", "edit", "drop", "prove"])
 def test_no_later_request_takes_a_stop_back(
-    session: Session, monkeypatch: pytest.MonkeyPatch, later: str
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
     """The answer under way ends, whatever is asked of the same conversation meanwhile."""
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     conversation, _ = ask(session)
     session.say(ME, conversation, "more")
     updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    toy.allow(1)
     next(updates)
     session.stop(ME, conversation)
     requests = {
@@ -268,6 +307,7 @@ def test_no_later_request_takes_a_stop_back(
         "prove": lambda: next(iter(session.prove(ME, conversation))),
     }
     requests[later]()
+    toy.allow()
     last = run(updates)
     assert last.finish == "cancelled" and last.metrics.tokens < 10
     if later == "drop":
@@ -277,11 +317,12 @@ def test_no_later_request_takes_a_stop_back(
 
 
 def test_a_waiting_answer_says_so_and_can_leave_the_queue(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     first, second = (session.say(ME, None, text) for text in ("hello", "there"))
     updates = session.answer(ME, first, preferences("plain", tokens=50))
+    toy.allow(1)
     next(updates)
     waiting = session.answer(ME, second, preferences())
     assert next(waiting) == Waiting(1) and session.runs.busy(ME, second)
@@ -289,18 +330,20 @@ def test_a_waiting_answer_says_so_and_can_leave_the_queue(
     with pytest.raises(Cancelled):
         list(waiting)
     assert not session.runs.busy(ME, second) and session.runs.busy(ME, first)
+    toy.allow()
     assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
     session.drop_answer(ME, second)
     assert run(session.answer(ME, second, preferences())).text
 
 
 def test_a_guest_may_have_one_request_waiting(
-    db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
-    session = Session(Local(backend=toy), db, guests=True)
+    session = Session(Local(backend=toy, each=1), db, guests=True)
     conversations = [session.say("guest:a", None, text) for text in ("one", "two")]
     running, waiting = (session.answer("guest:a", c, preferences("plain")) for c in conversations)
+    toy.allow(1)
     next(running)
     assert next(waiting) == Waiting(1)
     for refused in (
@@ -313,64 +356,106 @@ def test_a_guest_may_have_one_request_waiting(
             refused()
     assert texts(session, conversations[1], "guest:a") == ["two"]
     assert texts(session, session.say("guest:b", None, "b"), "guest:b") == ["b"]
+    toy.allow()
     run(running)
     assert run(waiting).text
 
 
 def test_a_guest_does_not_wait_for_all_comparisons_of_another(
-    db: Database, toy: ToyBackend
+    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A comparison of many pairs lets others in after each of them, and goes on."""
-    session = Session(Local(backend=toy), db, guests=True)
+    """A comparison of many pairs lets others in after each of its runs, and goes on."""
+    session, owners = Session(Local(backend=toy, each=1), db, guests=True), list[str]()
+    answer = Local.answer
+
+    def noted(engine: Local, request: Request, stream: Any) -> None:
+        owners.append(request.owner)
+        answer(engine, request, stream)
+
+    monkeypatch.setattr(Local, "answer", noted)
     pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    toy.allow(8)
     next(pairs)
     conversation = session.say("guest:b", None, "hello")
-    answers: list[Update] = []
-    answer = session.answer("guest:b", conversation, preferences())
-    assert next(answer) == Waiting(1)
-    thread = threading.Thread(target=lambda: answers.append(run(answer)))
-    thread.start()
-    before = 0
-    for item in pairs:
-        if isinstance(item, Progress) and not answers:
-            before = len(item.pairs)
-    thread.join(10)
-    assert answers[0].text and before < 5
-    assert isinstance(item, Progress) and len(item.pairs) == 5 and not item.cancelled
+    answers = session.answer("guest:b", conversation, preferences())
+    assert next(answers) == Waiting(1)
+    toy.allow()
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(run, answers)
+        *_, last = pairs
+        assert other.result().text
+    assert owners == ["guest:a", "guest:b", *["guest:a"] * 9]
+    assert isinstance(last, Progress) and len(last.pairs) == 5 and not last.cancelled
 
 
 def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs(
-    db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
-    session = Session(Local(backend=toy), db, guests=True)
+    session = Session(Local(backend=toy, each=1), db, guests=True)
     pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
-    next(pairs)
+    for item in pairs:
+        if isinstance(item, Progress) and item.pairs:
+            break
     conversation = session.say("guest:b", None, "hello")
     answer = session.answer("guest:b", conversation, preferences("plain", tokens=500))
-    assert next(answer) == Waiting(1)
-    begun = threading.Event()
-
-    def hold() -> None:
-        for update in answer:
-            if isinstance(update, Update):
-                begun.set()
-                release.wait(10)
-
-    release, thread = threading.Event(), threading.Thread(target=hold)
-    thread.start()
-    found: list[Progress] = []
-    for item in pairs:
-        if isinstance(item, Waiting) and begun.is_set():
-            session.stop("guest:a", "")
-        elif isinstance(item, Progress):
-            found.append(item)
-    release.set()
-    session.stop("guest:b", conversation)
-    thread.join(10)
-    assert found[-1].cancelled and len(found[-1].pairs) == 1
+    toy.allow(1)
+    next(answer)
+    assert next(pairs) == Waiting(1)
+    session.stop("guest:a", "")
+    *_, last = pairs
+    assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
     runs = Traces(db, "guest:a").history(10)
     assert len(runs) == 2, "the pair that was measured is stored"
+    session.stop("guest:b", conversation)
+    toy.allow()
+    assert run(answer).finish == "cancelled"
+
+
+def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
+    db: Database, toy: Held
+) -> None:
+    """What was broken off says nothing of a speed, whoever ended it."""
+    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, reading=reading), db)
+    pairs = session.compare(ME, "tell me", "", preferences("plain", tokens=60), 5)
+    for item in pairs:
+        if isinstance(item, Progress) and item.pairs:
+            break
+    toy.allow(2)
+    next(pairs)
+    loading = session.engine.load(Load("other"))
+    toy.allow()
+    *_, last = pairs
+    assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
+    list(answered(loading, unknown))
+    assert len(Traces(db, ME).history(10)) == 2
+
+
+def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) -> None:
+    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, reading=reading), db)
+    conversation, _ = ask(session)
+    list(answered(session.engine.load(Load("other")), unknown))
+    with pytest.raises(PromptError, match="no answer of this session"):
+        list(session.prove(ME, conversation))
+
+
+def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
+    db: Database, toy: Held
+) -> None:
+    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, reading=reading), db)
+    list(answered(session.engine.load(Load("other")), unknown))
+    assert session.plain.when == "after loading"
+    conversation, _ = ask(session)
+    list(session.prove(ME, conversation))
+    proved = session.plain
+    assert proved.when == "by the last proof"
+    list(session.engine.load_drafts([("small", "small")]))
+    assert session.engine.state.drafts and session.plain == proved
+    list(answered(session.engine.load(Load("third")), unknown))
+    assert session.plain.when == "after loading"
 
 
 def test_regenerating_replaces_the_answer(session: Session) -> None:
@@ -428,39 +513,40 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
             reach()
     with pytest.raises(PromptError):
         run(session.prove(other, conversation))  # type: ignore[arg-type]
-    assert session.pasts.of(other).tier.size == 0
-    assert session.pasts.of(other).calibration.rows() == []
+    assert session.pasts.recall(other, "toy") == PastRecord()
+    assert set(knowledge(session).pasts) == {ME}
     assert Traces(session.database, other).history() == []
     assert len(texts(session, conversation)) == 2
 
 
 def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
-    session: Session, db: Database, toy: ToyBackend
+    session: Session, db: Database, toy: Held
 ) -> None:
     conversation, _ = ask(session)
     logged = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
     later = Session(Local(backend=ToyBackend()), db)
-    assert later.room(ME, conversation).databases.context.log == logged != []
     later.drop_answer(ME, conversation)
     again = run(later.answer(ME, conversation, preferences("context")))
     assert again.metrics.accepted.get("context", 0) > 0
+    assert room(later, conversation).databases.context.log[: len(logged)] == logged != []
     grown = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
     assert grown[: len(logged)] == logged
     assert len(grown) - len(logged) < len(logged) + again.metrics.tokens
 
 
 def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
-    session: Session, db: Database, toy: ToyBackend
+    session: Session, db: Database, toy: Held
 ) -> None:
     conversation, _ = ask(session, "the first words")
     later = Session(Local(backend=toy), db)
     later.say(ME, conversation, "some other words")
     run(later.answer(ME, conversation, preferences()))
-    assert later.room(ME, conversation).databases.context.log == later.chat.tokens
+    opened = room(later, conversation)
+    assert opened.databases.context.log == opened.tokens == local(later).loaded.chat.tokens
 
 
 def test_the_model_tier_learns_and_is_there_after_a_restart(
-    session: Session, db: Database, toy: ToyBackend
+    session: Session, db: Database, toy: Held
 ) -> None:
     ask(session)
     stored = {g.tokens for g in ModelNgrams(db, ME, toy.info.fingerprint).load()}
@@ -469,21 +555,22 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
     _, update = ask(later, "hello there", "model")
     assert update.metrics.accepted.get("model", 0) > 0
     later.wipe_model(ME)
-    assert later.pasts.of(ME).tier.size == 0
+    assert not knowledge(later).pasts and not knowledge(later).rooms
     assert ModelNgrams(db, ME, toy.info.fingerprint).rows() == 0
 
 
 def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.past.MODEL_GRAMS", 5)
     ask(session)
-    assert session.pasts.of(ME).tier.size == 5 < MODEL_GRAMS
+    assert len(session.pasts.recall(ME, "toy").grams) == 5 < MODEL_GRAMS
+    assert not knowledge(session).pasts, "they are read again"
 
 
 def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Database) -> None:
     conversation, _ = ask(session)
     session.delete(ME, conversation)
     assert session.conversations(ME).list() == []
-    assert session.rooms.find(ME, conversation) is None
+    assert not knowledge(session).rooms and not session.answered
     assert db.execute_read("SELECT count(*) FROM contexts")[0][0] == 0
     assert db.execute_read("SELECT count(*) FROM steps")[0][0] == 0
 
@@ -513,10 +600,10 @@ class Broken(ContextTier):
 
 @pytest.mark.parametrize("fault", ["matches", "token", "observe", "finish", "all"])
 def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault: str) -> None:
-    _, plain = ask(session, method="plain")
-    conversation = session.say(ME, None, "hello there")
+    conversation, plain = ask(session, method="plain")
     faults = {"matches", "token", "observe", "finish"} if fault == "all" else {fault}
-    session.room(ME, conversation).databases.context = Broken(faults)
+    room(session, conversation).databases.context = Broken(faults)
+    session.drop_answer(ME, conversation)
     update = run(session.answer(ME, conversation, preferences("context")))
     assert update.text == plain.text
     (notice,) = session.take_notices(ME)
@@ -597,24 +684,17 @@ def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Sess
     assert len(texts(session, conversation)) == 2
 
 
-def rooms_answer(session: Session, conversation: str) -> Answered:
-    room = session.rooms.find(ME, conversation)
-    assert room is not None and room.answered is not None
-    return room.answered
-
-
 @pytest.mark.parametrize("finish", ["length", "eos", "stop"])
 def test_a_proof_notices_an_answer_that_ended_too_early(session: Session, finish: Finish) -> None:
     conversation, update = ask(session)
-    answered = rooms_answer(session, conversation)
-    steps = list(answered.run.steps)
+    last = session.answered[ME, conversation]
+    steps = list(last.run.steps)
     cut = [*steps[: len(steps) // 2], replace(steps[len(steps) // 2], finish=finish)]
     if finish == "eos":
-        last = cut[-1].tokens[-1]
-        ended = replace(last, id=END, position=last.position)
+        ended = replace(cut[-1].tokens[-1], id=END)
         cut[-1] = replace(cut[-1], tokens=(*cut[-1].tokens[:-1], ended))
-    short = replace(answered.run, steps=tuple(cut))
-    session.rooms.find(ME, conversation).answered = replace(answered, run=short)  # type: ignore[union-attr]
+    short = replace(last.run, steps=tuple(cut))
+    session.answered[ME, conversation] = replace(last, run=short)
     *_, proof = session.prove(ME, conversation)
     assert proof.plain is not None and len(proof.plain.tokens) == update.metrics.tokens
     found = proof.verdict
@@ -644,7 +724,7 @@ def test_an_answer_proved_has_not_been_learned_by_what_drafts_in_the_proof(
 def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
     session: Session,
 ) -> None:
-    session.loaded.measure()
+    local(session).loaded.measure_plain()
     conversation, _ = ask(session)
     store = Traces(session.database, ME)
     (run_before,) = store.history()
@@ -662,13 +742,15 @@ def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
 
 
 def test_a_stopped_answer_can_be_proved_too(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
     conversation = session.say(ME, None, "hello")
     updates = session.answer(ME, conversation, preferences(tokens=500))
+    toy.allow(1)
     next(updates)
     session.stop(ME, conversation)
+    toy.allow()
     update = run(updates)
     *_, proof = session.prove(ME, conversation)
     assert proof.verdict is not None and proof.verdict.identical
@@ -682,7 +764,7 @@ def test_a_stopped_answer_can_be_proved_too(
 @pytest.mark.parametrize("method", [name for name in DATABASES if name != "plain"])
 def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method: str) -> None:
     ask(session)
-    before, trusted = known(session), session.pasts.of(ME).calibration.rows()
+    before, trusted = known(session), past(session).calibration.rows()
     stored = CalibrationStore(session.database, ME, "toy").load()
     chosen = replace(preferences(), method=method)
     *_, last = session.compare(ME, "hello there", "", chosen, 3)
@@ -694,7 +776,7 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     drafted = [timed.metrics.accepted for _, timed in last.pairs]
     assert drafted[0] == drafted[1] == drafted[2], "no repeat may draft an earlier one's answer"
     assert known(session) == before
-    assert session.pasts.of(ME).calibration.rows() == trusted
+    assert past(session).calibration.rows() == trusted
     assert CalibrationStore(session.database, ME, "toy").load() == stored != []
     assert len(session.conversations(ME).list()) == 1
     kinds = [r.kind for r in Traces(session.database, ME).history()]
@@ -710,7 +792,7 @@ def test_every_run_of_a_pair_draws_its_own_noise(session: Session, prove: bool) 
     else:
         progress = session.compare(ME, "hello there", "", preferences(), 2)
     draws = draws_of(progress)
-    assert len(draws) == (2 if prove else 4)
+    assert len(draws) == (2 * PROOFS if prove else 4)
     for tokens, drawn in draws:
         assert drawn >= tokens > 20
 
@@ -735,21 +817,26 @@ def draws_of(progress: Iterator[Any]) -> list[tuple[int, int]]:
     drawn: list[tuple[int, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.sampling.draw", drawing)
-        patch.setattr("app.comparison.decode", counted)
+        patch.setattr("engine.local.decode", counted)
         list(progress)
     return found
 
 
-def test_a_comparison_can_be_stopped(session: Session) -> None:
+def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
     progress = session.compare(ME, "hello", "", preferences(), 5)
+    toy.allow(8)
     next(progress)
     session.stop(ME, "")
+    toy.allow()
     *_, last = progress
     assert last.cancelled and len(last.pairs) < 5
 
 
 def test_plain_speed_is_measured(session: Session) -> None:
-    assert session.loaded.measure() == session.plain.tokens_per_second > 0
+    loaded = local(session).loaded
+    loaded.measure_plain()
+    assert loaded.plain.tokens_per_second > 0 and loaded.plain.when == "after loading"
+    assert Session(local(session), session.database).plain == loaded.plain
 
 
 def test_unknown_settings_are_refused(session: Session) -> None:

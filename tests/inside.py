@@ -1,0 +1,66 @@
+"""What tests look at inside of an engine in this process, and a toy that waits when it is told."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from app.session import Session
+from engine.backends.toy import ToyBackend
+from engine.knowledge import Knowledge, Past, Room
+from engine.local import Local
+
+ME = "local"
+SECONDS = 20.0
+"""After which what does not come about never will."""
+
+
+class Held(ToyBackend):
+    """A toy that makes as many forwards as it is allowed, and then waits for more."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.allowed = float("inf")
+        self.changed = threading.Condition()
+
+    def allow(self, forwards: float = float("inf")) -> None:
+        """Let it make so many more."""
+        with self.changed:
+            self.allowed = self.forwards + forwards
+            self.changed.notify_all()
+
+    def score(self, *arguments: Any, **named: Any) -> Any:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.forwards < self.allowed, SECONDS)
+        return super().score(*arguments, **named)
+
+
+def local(session: Session) -> Local:
+    """The engine, which is in this process."""
+    assert isinstance(session.engine, Local)
+    return session.engine
+
+
+def knowledge(session: Session) -> Knowledge:
+    """What its drafters know, once nothing uses it."""
+    engine = local(session)
+    engine.turns.thread.submit(lambda: None).result(SECONDS)
+    return engine.loaded.knowledge
+
+
+def past(session: Session, owner: str = ME) -> Past:
+    """What the model said to an owner."""
+    return knowledge(session).pasts[owner]
+
+
+def room(session: Session, conversation: str, owner: str = ME) -> Room:
+    """An open conversation."""
+    return knowledge(session).rooms[owner, conversation]
+
+
+def soon(wanted: Callable[[], bool]) -> bool:
+    """Whether it comes about while nothing else happens."""
+    deadline = time.monotonic() + SECONDS
+    while not wanted() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return wanted()
