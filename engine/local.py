@@ -39,7 +39,7 @@ from engine.engine import (
     WantedLog,
     WantedPast,
 )
-from engine.errors import ModelError, SettingError, StrataError, first_line
+from engine.errors import Cancelled, ModelError, SettingError, StrataError, first_line
 from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
