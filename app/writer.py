@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.metrics import Metrics, summarise
+from engine.metrics import Metrics, Tally
 from engine.runs import Timed
 from engine.types import TARGET, Event, Learned, Prefill, Step, Token
 from storage.conversations import Conversations, Piece
@@ -56,6 +56,7 @@ class Writer:
         self.message_id = ""
         self.pieces: list[Piece] = []
         self.steps: list[Step] = []
+        self.tally = Tally()
         self.prefill: Prefill | None = None
         self.learned: Learned | None = None
         self.finish: str | None = None
@@ -66,6 +67,7 @@ class Writer:
 
     def add(self, event: Event) -> None:
         """Take in one event."""
+        self.tally.add(event)
         if isinstance(event, Prefill):
             self.prefill = event
             return
@@ -90,7 +92,7 @@ class Writer:
         """What the interface shows now."""
         return Update(
             tuple(self.pieces),
-            summarise(self.prefill, self.steps, self.learned),
+            self.tally.metrics(),
             tuple(self.steps),
             self.finish,
             dropped,

@@ -3,13 +3,16 @@
 `mean_acceptance_length` = emitted tokens / target forwards, bonus included; `acceptance_rate` =
 accepted / drafted nodes; `acceptance_ratio` = share of the output emitted in steps that emitted
 more than one token (arXiv 2502.05609).
+
+A run is counted while it grows: adding an event costs as much as the event is large, and asking
+for the figures costs as much as there are sources, however many steps there were.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.types import Learned, Prefill, Step
+from engine.types import Event, Learned, Prefill, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,9 @@ class Metrics:
     """One run's figures; times in seconds. `share` and `rate` are per source.
 
     `levels` says of each draft model how many forwards it made, and how many tokens were drafted
-    for it and accepted by it.
+    for it and accepted by it. `plain_seconds` is what plain decoding would have taken for these
+    tokens at the load that the machine had, None where a step does not know; `plain_steps` are the
+    steps that drafted nothing.
     """
 
     tokens: int
@@ -36,6 +41,11 @@ class Metrics:
     share: dict[str, float]
     look_up_seconds: dict[str, float]
     lengths: dict[int, int]
+    prefill_seconds: float = 0.0
+    learning_seconds: float = 0.0
+    levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    plain_seconds: float | None = None
+    plain_steps: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -57,67 +67,99 @@ class Metrics:
         """Drafted tokens that were accepted."""
         return sum(self.accepted.values())
 
-    prefill_seconds: float = 0.0
-    learning_seconds: float = 0.0
-    levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-
     def rate(self, source: str) -> float:
         """Accepted / proposed nodes of one source."""
         proposed = self.proposed.get(source, 0)
         return self.accepted.get(source, 0) / proposed if proposed else 0.0
 
 
+class Tally:
+    """Counts one run, event by event. A step without tokens was cancelled, and is no forward."""
+
+    def __init__(self) -> None:
+        self.tokens = self.forwards = self.several = self.plain_steps = 0
+        self.prefill_seconds = self.learning_seconds = self.first_seconds = 0.0
+        self.draft_seconds = self.verify_seconds = 0.0
+        self.sample_seconds = self.other_seconds = 0.0
+        self.plain_seconds: float | None = None
+        self.sources: Counter[str] = Counter()
+        self.proposed: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+        self.look_ups: dict[str, float] = {}
+        self.levels: dict[str, tuple[int, int, int]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take in the next event of the run."""
+        if isinstance(event, Prefill):
+            self.prefill_seconds = event.seconds
+        elif isinstance(event, Learned):
+            self.learning_seconds = event.seconds
+        elif event.tokens:
+            self.count(event)
+            self.clock(event)
+
+    def count(self, step: Step) -> None:
+        """What the step drafted and emitted."""
+        emitted = len(step.tokens)
+        self.tokens += emitted
+        self.several += emitted if emitted > 1 else 0
+        self.plain_steps += not any(step.proposed.values())
+        self.lengths[emitted] += 1
+        self.sources.update(token.source for token in step.tokens)
+        self.proposed.update(step.proposed)
+        self.accepted.update(step.accepted)
+        for name, (forwards, drafted, accepted) in step.levels.items():
+            before = self.levels.get(name, (0, 0, 0))
+            self.levels[name] = (before[0] + forwards, before[1] + drafted, before[2] + accepted)
+
+    def clock(self, step: Step) -> None:
+        """What the step took, and would have taken plainly."""
+        known = self.plain_seconds if self.forwards else 0.0
+        plain = step.plain_seconds
+        self.plain_seconds = None if known is None or plain is None else known + plain
+        self.first_seconds = self.first_seconds if self.forwards else step.seconds
+        self.forwards += 1
+        self.draft_seconds += step.draft_seconds
+        self.verify_seconds += step.verify_seconds
+        self.sample_seconds += step.sample_seconds
+        self.other_seconds += step.other_seconds
+        for name, seconds in step.look_ups.items():
+            self.look_ups[name] = self.look_ups.get(name, 0.0) + seconds
+
+    def metrics(self) -> Metrics:
+        """The figures of the run so far."""
+        tokens, forwards = self.tokens, self.forwards
+        drafted, kept = self.proposed.total(), self.accepted.total()
+        stages = self.draft_seconds, self.verify_seconds, self.sample_seconds, self.other_seconds
+        return Metrics(
+            tokens,
+            forwards,
+            self.prefill_seconds + self.first_seconds,
+            sum(stages),
+            *stages,
+            mean_acceptance_length=tokens / forwards if forwards else 0.0,
+            acceptance_rate=kept / drafted if drafted else 0.0,
+            acceptance_ratio=self.several / tokens if tokens else 0.0,
+            proposed=dict(self.proposed),
+            accepted=dict(self.accepted),
+            share={source: n / tokens for source, n in self.sources.items()},
+            look_up_seconds=dict(self.look_ups),
+            lengths=dict(sorted(self.lengths.items())),
+            prefill_seconds=self.prefill_seconds,
+            learning_seconds=self.learning_seconds,
+            levels=dict(self.levels),
+            plain_seconds=self.plain_seconds,
+            plain_steps=self.plain_steps,
+        )
+
+
 def summarise(
-    prefill: Prefill | None, steps: Sequence[Step], learned: Learned | None = None
+    prefill: Prefill | None, steps: Iterable[Step], learned: Learned | None = None
 ) -> Metrics:
     """The figures of one run, from its events."""
-    forwards = [step for step in steps if step.tokens]
-    tokens = sum(len(step.tokens) for step in forwards)
-    proposed, accepted = total(s.proposed for s in forwards), total(s.accepted for s in forwards)
-    sources = Counter(token.source for step in forwards for token in step.tokens)
-    several = sum(len(step.tokens) for step in forwards if len(step.tokens) > 1)
-    look_ups: dict[str, float] = {}
-    for step in forwards:
-        for name, seconds in step.look_ups.items():
-            look_ups[name] = look_ups.get(name, 0.0) + seconds
-    prefill_seconds = prefill.seconds if prefill else 0.0
-    drafted = sum(proposed.values())
-    return Metrics(
-        tokens=tokens,
-        forwards=len(forwards),
-        ttft_seconds=prefill_seconds + (forwards[0].seconds if forwards else 0.0),
-        decode_seconds=sum(step.seconds for step in forwards),
-        draft_seconds=sum(step.draft_seconds for step in forwards),
-        verify_seconds=sum(step.verify_seconds for step in forwards),
-        sample_seconds=sum(step.sample_seconds for step in forwards),
-        other_seconds=sum(step.other_seconds for step in forwards),
-        mean_acceptance_length=tokens / len(forwards) if forwards else 0.0,
-        acceptance_rate=sum(accepted.values()) / drafted if drafted else 0.0,
-        acceptance_ratio=several / tokens if tokens else 0.0,
-        proposed=dict(proposed),
-        accepted=dict(accepted),
-        share={source: n / tokens for source, n in sources.items()},
-        look_up_seconds=look_ups,
-        lengths=dict(sorted(Counter(len(step.tokens) for step in forwards).items())),
-        prefill_seconds=prefill_seconds,
-        learning_seconds=learned.seconds if learned else 0.0,
-        levels=levels_of(forwards),
-    )
-
-
-def levels_of(steps: Iterable[Step]) -> dict[str, tuple[int, int, int]]:
-    """What the levels of a stack did, summed over steps."""
-    found: dict[str, tuple[int, int, int]] = {}
-    for step in steps:
-        for name, (forwards, drafted, accepted) in step.levels.items():
-            before = found.get(name, (0, 0, 0))
-            found[name] = (before[0] + forwards, before[1] + drafted, before[2] + accepted)
-    return found
-
-
-def total(counts: Iterable[dict[str, int] | object]) -> Counter[str]:
-    """The sum of per-source counts."""
-    result: Counter[str] = Counter()
-    for count in counts:
-        result.update(count)  # type: ignore[arg-type]
-    return result
+    tally = Tally()
+    for event in (prefill, *steps, learned):
+        if event is not None:
+            tally.add(event)
+    return tally.metrics()

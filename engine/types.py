@@ -177,7 +177,8 @@ class Step:
     """One target forward and what came of it.
 
     `proposed` and `accepted` count tree nodes per source, `by_depth` holds (proposed, accepted)
-    for depth 1, 2, ...; timings are seconds and do not take part in comparisons. `look_ups`
+    for depth 1, 2, ...; timings are seconds and do not take part in comparisons. `plain_seconds`
+    are what plain decoding would have taken for these tokens then, None if not known. `look_ups`
     is the time each source spent proposing; `levels` says of each draft model of a stack how many
     forwards it made, and how many tokens were drafted for it and accepted by it.
     """
@@ -191,6 +192,7 @@ class Step:
     verify_seconds: float = field(default=0.0, compare=False)
     sample_seconds: float = field(default=0.0, compare=False)
     other_seconds: float = field(default=0.0, compare=False)
+    plain_seconds: float | None = field(default=None, compare=False)
     look_ups: Mapping[str, float] = field(default_factory=dict, compare=False)
     levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     finish: Finish | None = None

@@ -1,9 +1,14 @@
 """Metrics: the field's definitions on a run small enough to count by hand."""
 
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from engine.metrics import Metrics, summarise
-from engine.types import Learned, Prefill, Step, Token
+from engine.metrics import Metrics, Tally, summarise
+from engine.types import Event, Learned, Prefill, Step, Token
 
 
 def step(index: int, *sources: str, **fields: object) -> Step:
@@ -84,3 +89,140 @@ def test_shares_sum_to_one() -> None:
     metrics: Metrics = summarise(None, RUN)
     assert sum(metrics.share.values()) == pytest.approx(1.0)
     assert sum(size * count for size, count in metrics.lengths.items()) == metrics.tokens
+
+
+STAGES = ("draft_seconds", "verify_seconds", "sample_seconds", "other_seconds")
+
+
+def random_run(seed: int, known: bool) -> list[Event]:
+    """A run with everything in it, cancelled steps too; `known` ones know their plain seconds."""
+    chance = random.Random(seed)
+    names = ("context", "model", "draft:small", "draft:<b>")
+    events: list[Event] = [Prefill(10, 4, chance.random())] if chance.random() < 0.9 else []
+    for index in range(chance.randrange(40)):
+        kept = [chance.choice(names) for _ in range(chance.choice((0, 0, 1, 3)))]
+        drafted = Counter(chance.choices(names, k=chance.choice((0, 4, 9)))) + Counter(kept)
+        fields: dict[str, object] = {
+            name: chance.random() for name in STAGES if chance.random() < 0.9
+        }
+        if known or chance.random() < 0.8:
+            fields["plain_seconds"] = chance.random()
+        events.append(
+            step(
+                index, *kept, *(["target"] if chance.random() < 0.9 else []),
+                proposed=dict(drafted), accepted=dict(Counter(kept)),
+                look_ups={name: chance.random() for name in names[: chance.randrange(5)]},
+                levels={names[2]: (chance.randrange(5), 3, 1)} if drafted else {}, **fields,
+            )
+        )  # fmt: skip
+    return [*events, Learned(chance.random())]
+
+
+def by_the_book(events: list[Event]) -> Metrics:
+    """The figures by their definitions, each from all steps at once."""
+    steps = [event for event in events if isinstance(event, Step) and event.tokens]
+    tokens = [token for one in steps for token in one.tokens]
+    prefill = sum(event.seconds for event in events if isinstance(event, Prefill))
+
+    def summed(field: str) -> dict[str, Any]:
+        found: Counter[str] = Counter()
+        for one in steps:
+            found.update(getattr(one, field))
+        return dict(found)
+
+    proposed, accepted = summed("proposed"), summed("accepted")
+    drafted = sum(proposed.values())
+    named = {name for one in steps for name in one.levels}
+    plain = [one.plain_seconds for one in steps]
+    times = {name: sum(getattr(one, name) for one in steps) for name in STAGES}
+    return Metrics(
+        tokens=len(tokens),
+        forwards=len(steps),
+        ttft_seconds=prefill + sum(one.seconds for one in steps[:1]),
+        decode_seconds=sum(one.seconds for one in steps),
+        **times,
+        mean_acceptance_length=len(tokens) / len(steps) if steps else 0.0,
+        acceptance_rate=sum(accepted.values()) / drafted if drafted else 0.0,
+        acceptance_ratio=(
+            sum(len(one.tokens) for one in steps if len(one.tokens) > 1) / len(tokens)
+            if tokens
+            else 0.0
+        ),
+        proposed=proposed,
+        accepted=accepted,
+        share={s: n / len(tokens) for s, n in Counter(t.source for t in tokens).items()},
+        look_up_seconds=summed("look_ups"),
+        lengths=dict(sorted(Counter(len(one.tokens) for one in steps).items())),
+        prefill_seconds=prefill,
+        learning_seconds=sum(event.seconds for event in events if isinstance(event, Learned)),
+        levels={
+            name: tuple(
+                map(sum, zip(*(o.levels[name] for o in steps if name in o.levels), strict=True))
+            )
+            for name in named
+        },
+        plain_seconds=sum(plain) if steps and None not in plain else None,  # type: ignore[arg-type]
+        plain_steps=sum(not sum(one.proposed.values()) for one in steps),
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_beginning_of_a_run_has_the_figures_of_its_steps(seed: int) -> None:
+    events = random_run(seed, known=seed % 2 == 0)
+    tally = Tally()
+    for at, event in enumerate([*events, None]):
+        figures, wanted = tally.metrics(), by_the_book(events[:at])
+        for name in Metrics.__dataclass_fields__:
+            got, meant = getattr(figures, name), getattr(wanted, name)
+            plain = isinstance(meant, dict) and any(isinstance(v, tuple) for v in meant.values())
+            assert got == (meant if plain or meant is None else pytest.approx(meant)), name
+        if event is not None:
+            tally.add(event)
+
+
+def test_figures_that_were_asked_for_do_not_change_with_later_events() -> None:
+    tally = Tally()
+    for event in RUN[:2]:
+        tally.add(event)
+    early = tally.metrics()
+    tally.add(RUN[2])
+    assert early == summarise(None, RUN[:2]) != tally.metrics()
+
+
+class Counted(tuple[Token, ...]):
+    """Tokens that count how often they are gone through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Token]:
+        Counted.looks += 1
+        return super().__iter__()
+
+
+def test_asking_for_the_figures_looks_at_no_step_again() -> None:
+    tally = Tally()
+    for index in range(300):
+        tally.add(Step(index, Counted((Token(1, index, "target"),))))
+    looks = Counted.looks
+    assert looks >= 300
+    for _ in range(5):
+        assert tally.metrics().tokens == 300
+    assert Counted.looks == looks, "the figures are counted when a step comes, and not again"
+
+
+def test_plain_seconds_are_known_when_every_step_knows_them() -> None:
+    known = [step(i, "target", plain_seconds=0.5) for i in range(3)]
+    assert summarise(None, known).plain_seconds == pytest.approx(1.5)
+    assert summarise(None, []).plain_seconds is None
+    for at in range(3):
+        steps = [*known]
+        steps[at] = step(at, "target")
+        assert summarise(None, steps).plain_seconds is None
+    cancelled = Step(3, (), finish="cancelled")
+    assert summarise(None, [*known, cancelled]).plain_seconds == pytest.approx(1.5)
+
+
+def test_plain_steps_are_those_that_drafted_nothing() -> None:
+    assert summarise(None, RUN).plain_steps == 0
+    steps = [step(0, "target"), step(1, "target", proposed={"context": 0}), RUN[1]]
+    assert summarise(None, steps).plain_steps == 2
