@@ -4,6 +4,9 @@ Each run starts from nothing (`cold`). There is one definition of speedup: wall 
 answers (reading the prompt, drafting, decoding, learning the answer), plain over accelerated; that
 of decoding alone stands beside it under its own name. Both are per token, as a run that keeps only
 the distribution may say more or less than the plain one.
+
+The plain time is measured, or it is told by the answer itself: `live` takes what plain decoding
+would have taken for the same tokens at the load that the machine had just then.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,13 +46,44 @@ def gain(plain: float, fast: float, accepted: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """How many times as fast whole answers came, and decoding alone; None: see `gain`."""
+    """How many times as fast whole answers came, and decoding alone; None: see `gain`.
+
+    `plain_steps` is None where a plain run was measured. Else the plain time was told by the answer
+    itself, of which so many steps were plain (`live`).
+    """
 
     whole: float | None = None
     decoding: float | None = None
+    plain_steps: int | None = None
 
 
 UNKNOWN = Speedup()
+
+
+FEWEST = 16
+"""Tokens of an answer before its own speedup means something."""
+
+
+def live(run: Metrics) -> Speedup:
+    """The speedup of an answer, finished or under way, over plain decoding at the same load.
+
+    Both figures are None while they mean nothing: in an answer of less than FEWEST tokens, or of
+    which the plain seconds are not known. Where no draft was accepted they are 1 at most: see
+    `gain`.
+    """
+    if run.plain_seconds is None or run.tokens < FEWEST:
+        return Speedup(plain_steps=run.plain_steps)
+
+    def ratio(plain: float, fast: float) -> float | None:
+        if plain <= 0 or fast <= 0:
+            return None
+        return plain / fast if run.kept else min(plain / fast, 1.0)
+
+    return Speedup(
+        ratio(run.prefill_seconds + run.plain_seconds, run.seconds),
+        ratio(run.plain_seconds, run.decode_seconds),
+        run.plain_steps,
+    )
 
 
 def speedup(pairs: Pairs, accepted: int | None = None) -> Speedup:

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.backends.toy import ToyBackend
-from engine.compare import UNKNOWN, Speedup, cold, gain, overall, speedup
+from engine.compare import FEWEST, UNKNOWN, Speedup, cold, gain, live, overall, speedup
 from engine.decode import decode
 from engine.metrics import Metrics, summarise
 from engine.sampling import gumbel
@@ -80,3 +80,50 @@ def test_nothing_is_made_of_runs_without_tokens() -> None:
     empty = summarise(None, [])
     assert speedup([]) == speedup([(empty, run(1.0, 1.0, 1.0))]) == UNKNOWN
     assert overall([], []) == overall([empty], [empty]) == UNKNOWN
+
+
+def paced(
+    plain: float | None, kept: int = 5, tokens: int = 20, idle: int = 0, learning: float = 0.5
+) -> Metrics:
+    """An answer of 1 s of prompt and 4 s of decoding that knows its plain seconds."""
+    said = tuple(Token(1, at, "context") for at in range(tokens))
+    accepted = {"context": kept} if kept else {}
+    drafting = Step(0, said, {"context": 9}, accepted, verify_seconds=4.0, plain_seconds=plain)
+    steps = [Step(1 + at, said[:1], plain_seconds=0.0) for at in range(idle)]
+    return summarise(Prefill(1, 0, 1.0), [drafting, *steps], Learned(learning))
+
+
+def test_a_live_speedup_is_of_the_whole_answer_at_the_load_of_its_steps() -> None:
+    assert live(paced(8.0, idle=3)) == Speedup(9.0 / 5.5, 2.0, plain_steps=3)
+    assert live(paced(8.0, learning=0.0)).whole == 9.0 / 5.0, "what is not over costs nothing yet"
+
+
+def test_a_live_speedup_is_told_once_it_means_something() -> None:
+    early = live(paced(8.0, tokens=FEWEST - 1, idle=0))
+    assert early == Speedup(plain_steps=0)
+    assert live(paced(8.0, tokens=FEWEST)).whole is not None
+    assert live(paced(None)) == Speedup(plain_steps=0)
+    assert live(summarise(None, [])) == Speedup(plain_steps=0)
+
+
+@pytest.mark.parametrize("plain", [0.4, 3.9, 4.0, 4.1, 400.0])
+def test_no_answer_without_an_accepted_draft_is_shown_faster(plain: float) -> None:
+    found = live(paced(plain, kept=0))
+    assert found.decoding == pytest.approx(min(plain / 4.0, 1.0))
+    assert found.whole == pytest.approx(min((1.0 + plain) / 5.5, 1.0))
+    assert live(paced(plain)).decoding == pytest.approx(plain / 4.0), "with drafts as it is"
+
+
+def test_an_answer_that_rests_reads_about_one() -> None:
+    """A plain step knows its own time, which is what it would have taken plainly."""
+    steps = [
+        Step(at, (Token(1, at, "target"),), verify_seconds=0.01, plain_seconds=0.01)
+        for at in range(40)
+    ]
+    found = live(summarise(Prefill(9, 0, 0.02), steps))
+    assert found == Speedup(pytest.approx(1.0), pytest.approx(1.0), 40)
+
+
+def test_nothing_is_divided_by_steps_that_took_no_time() -> None:
+    steps = [Step(at, (Token(1, at, "target"),), plain_seconds=0.0) for at in range(20)]
+    assert live(summarise(None, steps)) == Speedup(plain_steps=20)
