@@ -8,10 +8,8 @@ import pytest
 
 from app import palette, render
 from app.comparison import Proof, Verdict
-from app.panel import milliseconds, panel
-from engine.compare import UNKNOWN, Speedup
-from engine.metrics import summarise
-from engine.types import TARGET, TIERS, Step, Token
+from app.panel import milliseconds
+from engine.types import TARGET, TIERS
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 
@@ -47,21 +45,24 @@ def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
 
     found = [Verdict(False, 2, 3, text, text, early) for early in (False, True)]
     lines = [proof_line(Proof(3, "hd", each)) for each in found]
-    quoting = (*lines, card("model", text, [(text, text)]), panel(None, ended=text))
-    for markup in quoting:
+    for markup in (*lines, card("model", text, [(text, text)])):
         assert "<img" not in markup and "<script" not in markup and "</span></div><" not in markup
 
 
 def test_templates_are_fixed_text() -> None:
     """Gradio runs what stands in a template as code, so nothing of the kind may stand there."""
+    from app import panel
     from app.token_view import TEMPLATE, token_view
 
-    script = (ASSETS / "tokens.js").read_text()
-    assert "${" not in TEMPLATE and "{{" not in TEMPLATE
-    for risky in ("innerHTML", "insertAdjacentHTML", "outerHTML", "document.write", "eval("):
-        assert risky not in script
-    view = token_view()
-    assert view.html_template == TEMPLATE and view.js_on_load == script
+    for view, template, name in (
+        (token_view(), TEMPLATE, "tokens.js"),
+        (panel.panel(), panel.template(), "panel.js"),
+    ):
+        script = (ASSETS / name).read_text()
+        assert "${" not in template and "{{" not in template and "`" not in template
+        for risky in ("innerHTML", "insertAdjacentHTML", "outerHTML", "document.write", "eval("):
+            assert risky not in script
+        assert view.html_template == template and view.js_on_load == script
 
 
 def test_a_growing_answer_sends_only_its_tail() -> None:
@@ -121,48 +122,10 @@ def test_draft_models_travel_with_the_tokens_they_drafted() -> None:
     assert render.growing(pieces, 1)["names"] == {}
 
 
-def test_the_panel_tells_what_each_level_did() -> None:
-    evil = "<img src=x onerror=alert(1)>"
-    step = Step(
-        0,
-        (Token(1, 0, "draft:small"), Token(2, 1, TARGET)),
-        {"draft:small": 3, f"draft:{evil}": 1},
-        {"draft:small": 2},
-        look_ups={"draft:small": 0.004},
-        levels={"draft:small": (5, 0, 0), f"draft:{evil}": (2, 8, 6)},
-        verify_seconds=0.01,
-    )
-    markup = panel(summarise(None, [step]), [step])
-    assert "Levels of the stack" in markup and "6 / 8 <em>75 %</em>" in markup
-    assert "drafts by itself" in markup and "2 / 3" in markup and "4.0 ms" in markup
-    assert "<img" not in markup and "&lt;img" in markup
-    assert "Levels of the stack" not in panel(None)
-
-
 def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:
     used = set(re.findall(r"#[0-9a-f]{6}", (ASSETS / "style.css").read_text().lower()))
     assert not used & {look.colour for look in palette.INKS.values()}
     assert "http" not in (ASSETS / "style.css").read_text()
-
-
-def test_the_panel_tells_the_figures() -> None:
-    tokens = (Token(1, 0, "context", 2), Token(2, 1, TARGET))
-    step = Step(0, tokens, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001)
-    steps = [step, step]
-    markup = panel(summarise(None, steps), steps, Speedup(1.67, 1.8), "done")
-    assert "2.00" in markup and "50 %" in markup and "2 / 8" in markup and "25 %" in markup
-    assert "1.67×" in markup and "decoding alone 1.80×" in markup and "model time" in markup
-    assert palette.INKS["context"].colour in markup and "done" in markup
-    assert "–" in panel(None) and "nan" not in panel(None)
-
-
-@pytest.mark.parametrize("speedup", [None, UNKNOWN])
-def test_no_speedup_is_shown_that_was_not_measured_or_is_no_gain(speedup: Speedup | None) -> None:
-    step = Step(0, (Token(1, 0, TARGET),), verify_seconds=0.01)
-    markup = panel(summarise(None, [step]), [step], speedup)
-    assert "×" not in markup
-    words = "press Prove it" if speedup is None else "no draft was accepted"
-    assert words in markup
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import pytest
 
 from app import ui
 from app.comparison import Progress, Proof, Timed, Verdict
+from app.panel import times
 from app.preferences import Preferences
 from app.session import Session
 from app.tabs import chat, compare, diagnostics, screen, settings, stack
 from app.verdicts import proof_line, title_of
 from engine.backends.toy import ToyBackend
-from engine.compare import Speedup
+from engine.compare import Speedup, live
 from engine.costs import CostCurve
 from engine.errors import SettingError
 from engine.local import Local
@@ -178,7 +179,7 @@ class Parts:
     drafts: stack.Parts
 
 
-def test_the_chat_shows_a_speedup_only_against_a_plain_run_of_the_same_prompt(
+def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     session: Session,
 ) -> None:
     def build() -> screen.Parts:
@@ -192,15 +193,16 @@ def test_the_chat_shows_a_speedup_only_against_a_plain_run_of_the_same_prompt(
     stream = screen.Stream(session, parts, (), screen.TOKENS)
     *_, last = session.answer("local", conversation, wanted)
     assert last.metrics.kept > 0, "there is a gain to measure"
-    live = stream.changes(last, screen.TOKENS)[parts.figures]
+    growing = stream.changes(last, screen.TOKENS)[parts.figures]
+    assert growing["h"][1] == times(live(last.metrics).whole)
+    assert "whole answer" not in growing["n"] and parts.figures.value == {}
     reopened = screen.last_figures(session, "local", conversation)
-    for markup in (parts.figures.value, live, reopened):
-        assert "×" not in markup and "press Prove it" in markup
+    assert (reopened["h"][1], reopened["n"]) == ("–", "press Prove it to measure")
     assert "measured after loading" in ui.header(session, ())
     *_, proof = session.prove("local", conversation)
     assert proof.speedup.whole
-    told = f"<b>{proof.speedup.whole:.2f}×</b>"
-    assert told in screen.last_figures(session, "local", conversation)
+    told = screen.last_figures(session, "local", conversation)
+    assert told["h"][1] == f"{proof.speedup.whole:.2f}×" and "of the whole answer" in told["n"]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import gradio as gr
 
 from app.comparison import Proof
 from app.events import AT_ONCE, owner_of, pass_on, told, warn
-from app.panel import panel
+from app.panel import panel, panel_values
 from app.preferences import Preferences
 from app.session import Session
 from app.tabs.screen import (
@@ -117,11 +117,7 @@ def build(session: Session) -> Parts:
             edit = gr.Button("Edit last message", size="sm", elem_id="edit")
             prove = gr.Button("Prove it", size="sm", elem_id="prove")
     with gr.Column(scale=3, min_width=300, elem_classes="live"):
-        figures = gr.HTML(
-            panel(None),
-            elem_id="figures",
-            apply_default_css=False,
-        )
+        figures = panel(elem_id="figures")
     return Parts(
         view,
         tokens,
@@ -327,7 +323,7 @@ class Handlers:
         run = proof.shown
         if run is None:
             return {}
-        return {self.parts.figures: panel(run.metrics, run.steps, proof.speedup)}
+        return {self.parts.figures: panel_values(run.metrics, run.steps, proof.speedup)}
 
     def look(
         self,

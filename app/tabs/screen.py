@@ -9,7 +9,7 @@ import gradio as gr
 
 from app import render
 from app.comparison import Pace
-from app.panel import panel
+from app.panel import panel_values
 from app.session import Session
 from app.verdicts import waiting_line
 from app.writer import Update
@@ -27,7 +27,7 @@ ENDINGS = {
     "context": "ended because the context is full",
     "cancelled": "stopped",
 }
-FIGURES_SECONDS = 0.3
+FIGURES_SECONDS = 0.5
 TOKENS, MARKDOWN = "Tokens", "Markdown"
 
 
@@ -98,18 +98,19 @@ def blank(parts: Parts) -> dict[Any, Any]:
     }
 
 
-def last_figures(session: Session, owner: str, conversation: str | None) -> str:
-    """The panel for the run behind a stored conversation's last answer."""
+def last_figures(session: Session, owner: str, conversation: str | None) -> dict[str, Any]:
+    """The panel's values for the run behind a stored conversation's last answer."""
     messages = session.conversations(owner).messages(conversation) if conversation else ()
     run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
     if run_id is None:
-        return panel(None)
+        return panel_values(None)
     store = Traces(session.database, owner)
     run, steps = store.get(run_id), store.steps(run_id)
     first = steps[0].seconds if steps else 0.0
     prefill = Prefill(run.prompt_tokens, run.reused_tokens, max(0.0, run.ttft_seconds - first))
     known = Speedup(run.speedup, run.decode_speedup) if run.speedup else None
-    return panel(summarise(prefill, steps), steps, known, ENDINGS.get(run.finish or "", ""))
+    figures = summarise(prefill, steps)
+    return panel_values(figures, steps, known, ENDINGS.get(run.finish or "", ""))
 
 
 def working(parts: Parts, busy: bool) -> dict[Any, Any]:
@@ -165,5 +166,5 @@ class Stream:
             changes[self.parts.bubbles] = render.bubbles(self.messages, update.text)
         if view and (update.finish or self.figures_due.due()):
             words = ending(update)
-            changes[self.parts.figures] = panel(update.metrics, update.steps, ended=words)
+            changes[self.parts.figures] = panel_values(update.metrics, update.steps, ended=words)
         return changes
