@@ -53,6 +53,7 @@ def serve(options: Options) -> None:
         from engine.local import Local
         from engine.queue import MOST_WAITING
         from storage.statistics import open_table
+        from app.web import stream
 
         port = server.pick_port(options.host, options.port)
         statistics = (folder / leftovers.STATISTICS, ui.ASSETS / "statistics")
@@ -65,7 +66,7 @@ def serve(options: Options) -> None:
         for notice in database.notices:
             print(f"strata: {notice}", file=sys.stderr)
         blocks = ui.build(session, database.notices, options.password is not None)
-        address = server.launch(blocks, options, port)
+        address = server.launch(blocks, options, port, stream.routes(session.generations))
         if options.made_up:
             print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
         print(f"Strata is ready at {address}", flush=True)

@@ -9,14 +9,21 @@ import asyncio
 import hmac
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
+from typing import Any
 
 from app.asgi import App, Headers, Message, Receive, Send, answer
 
 TOKEN = "access-token-"
 """How the names of Gradio's log-in cookies begin."""
+
+
+def logged_in(app: Any, cookies: Mapping[str, str]) -> bool:
+    """Whether a request to Gradio's app comes from who was let in, as Gradio's own routes ask."""
+    names = (f"{TOKEN}{app.cookie_id}", f"{TOKEN}unsecure-{app.cookie_id}")
+    return app.auth is None or any(cookies.get(name) in app.tokens for name in names)
 
 
 class Gate:

@@ -10,59 +10,66 @@ from typing import Any
 from app.palette import INKS, ink, others
 from storage.conversations import Piece, StoredMessage
 
-Row = list[Any]
+Group = list[Any]
 
 
-def row(piece: Piece) -> Row:
-    """One token for the browser: text, source, match length, step, position, probability."""
-    return [
-        piece.text,
-        piece.source,
-        piece.match_length,
-        piece.step,
-        piece.position,
-        piece.probability,
-    ]
+def groups(pieces: Iterable[Piece], sources: dict[str, int], step: int = 0) -> list[Group]:
+    """Tokens for the browser, in groups of one step, source and match length:
+
+    [number of the source, match length, steps since the group before, texts, probabilities in %]
+
+    `sources` numbers the sources, and grows with them; `step` is that of the token before. What is
+    missing follows from the order: a token's position is how many come before it.
+    """
+    found: list[Group] = []
+    last: tuple[str, int, int] | None = None
+    for piece in pieces:
+        key = piece.source, piece.match_length, piece.step
+        if key != last:
+            number = sources.setdefault(piece.source, len(sources))
+            found.append([number, piece.match_length, piece.step - step, [], []])
+            last, step = key, piece.step
+        found[-1][3].append(piece.text)
+        found[-1][4].append(percent(piece.probability))
+    return found
 
 
-def turn(key: str, role: str, text: str, pieces: Sequence[Piece] | None) -> dict[str, Any]:
+def percent(probability: float) -> int:
+    """A probability in whole percent, at least 1; 0 where it is not known."""
+    return max(1, round(100 * probability)) if 0 < probability <= 1 else 0
+
+
+def turn(message: StoredMessage, sources: dict[str, int]) -> dict[str, Any]:
     """One message; without pieces (the user's, an imported answer) it is uncoloured text."""
-    if pieces:
-        return {"key": key, "role": role, "tokens": [row(piece) for piece in pieces]}
-    return {"key": key, "role": role, "text": text}
+    shown: dict[str, Any] = {"key": message.id, "role": message.role}
+    if message.pieces:
+        return {**shown, "groups": groups(message.pieces, sources)}
+    return {**shown, "text": message.content}
 
 
-def transcript(messages: Sequence[StoredMessage]) -> dict[str, Any]:
-    """A stored conversation for the token view."""
-    turns = [turn(m.id, m.role, m.content, m.pieces) for m in messages]
-    return {"turns": turns, "names": drafts(p for m in messages for p in m.pieces or ())}
+def transcript(messages: Sequence[StoredMessage], kept: int = 0) -> dict[str, Any]:
+    """A stored conversation for the token view, which has drawn the first `kept` messages."""
+    sources: dict[str, int] = {}
+    turns = [turn(message, sources) for message in messages[kept:]]
+    after = messages[kept - 1].id if kept else ""
+    return {"kept": kept, "after": after, "turns": turns, **legend(sources)}
 
 
-def growing(
-    pieces: Sequence[Piece], start: int, before: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """The answer under way from token `start` on, for the token view to append to what it shows,
-    or to the transcript `before`."""
-    tail, earlier = pieces[start:], before or {}
-    return {
-        **earlier,
-        "growing": {"from": start, "tokens": [row(p) for p in tail]},
-        "names": {**earlier.get("names", {}), **drafts(tail)},
-    }
+def legend(sources: Iterable[str]) -> dict[str, Any]:
+    """The sources in the order of their numbers, and how those look that are no tier."""
+    return {"sources": [*sources], "names": drafts(sources)}
 
 
-def bubbles(messages: Sequence[StoredMessage], growing: str | None = None) -> list[dict[str, Any]]:
+def bubbles(messages: Sequence[StoredMessage]) -> list[dict[str, Any]]:
     """A conversation for the Markdown view."""
-    shown = [{"role": m.role, "content": m.content} for m in messages]
-    if growing is not None:
-        shown.append({"role": "assistant", "content": growing})
-    return shown
+    return [{"role": m.role, "content": m.content} for m in messages]
 
 
 def side_by_side(name: str, pieces: Sequence[Piece]) -> dict[str, Any]:
     """One run of a comparison for the token view."""
-    turns = [{"key": name, "role": "assistant", "tokens": [row(p) for p in pieces]}]
-    return {"turns": turns, "names": drafts(pieces)}
+    sources: dict[str, int] = {}
+    turns = [{"key": name, "role": "assistant", "groups": groups(pieces, sources)}]
+    return {"kept": 0, "after": "", "turns": turns, **legend(sources)}
 
 
 def names() -> dict[str, dict[str, str]]:
@@ -73,8 +80,8 @@ def names() -> dict[str, dict[str, str]]:
     }
 
 
-def drafts(pieces: Iterable[Piece]) -> dict[str, dict[str, str]]:
-    """The same for the draft models among the sources of tokens, each with its own colour."""
+def drafts(sources: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The same for the draft models among sources, each with its own colour."""
     return {
         source: {
             "title": look.title,
@@ -82,6 +89,6 @@ def drafts(pieces: Iterable[Piece]) -> dict[str, dict[str, str]]:
             "kind": "k-draft" if look.underline else "k-target",
             "colour": look.colour,
         }
-        for source in others(piece.source for piece in pieces)
+        for source in others(sources)
         for look in (ink(source),)
     }

@@ -1,11 +1,12 @@
 """Serving the interface: a free port, every request checked first, no surprises."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import gradio as gr
 from gradio.routes import App, ORJSONResponse
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from app import ui
@@ -20,11 +21,14 @@ THREADS = MOST_WAITING + 40
 
 
 class Server(App):
-    """Gradio's app behind `Access`, which sees every request before all else."""
+    """Gradio's app behind `Access`, which sees every request before all else, and beside routes of
+    our own."""
 
-    def __init__(self, access: Callable[[ASGIApp], ASGIApp]) -> None:
+    def __init__(
+        self, access: Callable[[ASGIApp], ASGIApp], routes: Sequence[BaseRoute] = ()
+    ) -> None:
         self.access = access
-        super().__init__(default_response_class=ORJSONResponse)
+        super().__init__(default_response_class=ORJSONResponse, routes=[*routes])
 
     def build_middleware_stack(self) -> ASGIApp:
         """All layers, ours outermost."""
@@ -67,8 +71,8 @@ def pick_port(host: str, wanted: int | None) -> int:
         ) from error
 
 
-def launch(blocks: gr.Blocks, options: Options, port: int) -> str:
-    """Start serving in the background; returns the address to open."""
+def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[BaseRoute] = ()) -> str:
+    """Start serving in the background, `routes` beside Gradio's; returns the address to open."""
     gate = Gate(options.user, options.password) if options.user and options.password else None
     hosts = Hosts(options.host, port)
     _, local, public = blocks.queue(default_concurrency_limit=4, api_open=False).launch(
@@ -92,7 +96,7 @@ def launch(blocks: gr.Blocks, options: Options, port: int) -> str:
         favicon_path=ui.ASSETS / "logo.svg",
         theme=ui.theme(),
         css=ui.css(),
-        _app=Server(partial(Access, hosts=hosts, log_ins=LogIns())),
+        _app=Server(partial(Access, hosts=hosts, log_ins=LogIns()), routes),
     )
     if public:
         hosts.share(public)

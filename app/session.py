@@ -14,16 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.comparison import UPDATE_SECONDS, Pace, Progress, Proof
+from app.comparison import Pace, Progress, Proof
 from app.costs import Costs
 from app.memory import Latest
 from app.models import Models
 from app.past import Pasts
 from app.preferences import Preferences
 from app.proofs import Answered, compared, proved
+from app.service.generation import Generations
+from app.service.recorder import UPDATE_SECONDS, Recorder, Update
 from app.stacks import Stacks
 from app.turns import Run, Runs
-from app.writer import Update, Writer
 from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Speedup
 from engine.engine import (
@@ -94,11 +95,13 @@ class Session:
         self.notices: Latest[str, list[str]] = Latest()
         self.viewing: Latest[str, str | None] = Latest()
         self.views: Latest[str, str] = Latest()
+        self.drawn: Latest[str, tuple[str, ...]] = Latest()
         self.answered: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
         self.pasts = Pasts(database, self.keep, partial(engine.forget, past=True))
         self.costs = Costs(engine, database)
         self.stacks = Stacks(engine, database, reading)
         self.models = Models(self, reading)
+        self.generations = Generations(self.answer)
         self.state = engine.state
         self.plain = self.state.plain
         self.table: tuple[str, StatisticsTable | None] | None = None
@@ -266,7 +269,7 @@ class Session:
         messages = tuple(self.prompt_messages(owner, conversation_id))
         profile = self.stacks.profile_for(generation.sampling)
         request = Request(messages, (), generation, method, profile, owner, conversation_id)
-        writer = Writer(
+        recorder = Recorder(
             self.conversations(owner),
             conversation_id,
             generation.sampling.seed,
@@ -288,11 +291,11 @@ class Session:
             with suppress(StrataError):
                 for event in events:
                     if not self.store(event, kept):
-                        writer.add(event)
-            writer.close()
-            timed = writer.run(method.name)
+                        recorder.add(event)
+            recorder.close()
+            timed = recorder.run(method.name)
             if timed.tokens and started is not None:
-                self.finish(owner, conversation_id, timed, writer, started, generation, method)
+                self.finish(owner, conversation_id, timed, recorder, started, generation, method)
 
         try:
             for event in events:
@@ -302,9 +305,9 @@ class Session:
                 elif isinstance(event, Waiting):
                     yield event
                 elif not self.store(event, kept):
-                    writer.add(event)
-                    if writer.steps and (writer.finish or pace.due()):
-                        yield writer.update(started.dropped if started else 0)
+                    recorder.add(event)
+                    if recorder.steps and (recorder.finish or pace.due()):
+                        yield recorder.update(started.dropped if started else 0)
         except GeneratorExit:
             # Who stops looking stops the answer; what it said and taught by then is kept. Nobody
             # waits for that: it may be any thread that notices, also one the answer needs.
@@ -322,14 +325,14 @@ class Session:
         owner: str,
         conversation_id: str,
         timed: Timed,
-        writer: Writer,
+        recorder: Recorder,
         started: Started,
         generation: Generation,
         method: Method,
     ) -> None:
         """Store the run of an answer, and remember what it takes to prove it."""
         run_id = self.save(owner, conversation_id, timed, generation, method, started.info)
-        writer.flush(run_id)
+        recorder.flush(run_id)
         same_text = keeps_text(method, generation.sampling)
         self.answered[owner, conversation_id] = Answered(
             started.prompt,

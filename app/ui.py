@@ -222,8 +222,8 @@ def wire_page(
         return remembered, remembered.get("conversation")
 
     def leave(request: gr.Request) -> None:
-        session.viewing.pop(request.session_hash or "", None)
-        session.views.pop(request.session_hash or "", None)
+        for known in (session.viewing, session.views, session.drawn):
+            known.pop(request.session_hash or "", None)
 
     event = blocks.load(arrive, memory, [memory, current], **AT_ONCE)
     for step in steps:

@@ -18,9 +18,9 @@ from app import models
 from app.arguments import EMBEDDED
 from app.models import Candidate, Progress
 from app.preferences import Preferences
+from app.service.recorder import Update
 from app.session import Session
 from app.turns import Run, Runs
-from app.writer import Update
 from engine import costs as engine_costs
 from engine.backends.base import Backend
 from engine.backends.memory import Need

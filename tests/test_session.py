@@ -11,9 +11,9 @@ from app.comparison import Progress
 from app.past import MODEL_GRAMS
 from app.preferences import Preferences
 from app.proofs import PROOFS
+from app.service.recorder import Update
 from app.session import UNTITLED, Session
 from app.verdicts import proof_line
-from app.writer import Update
 from engine.backends.toy import END, ToyBackend
 from engine.budget import Budget
 from engine.decode import decode
@@ -157,7 +157,7 @@ def test_what_was_shown_is_stored_though_no_step_follows(
 def test_the_last_step_is_stored_before_it_is_shown(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.writer.FLUSH_SECONDS", 1000.0)
+    monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
     conversation = session.say(ME, None, "hello")
     for update in session.answer(ME, conversation, preferences()):
         if update.finish:
@@ -185,7 +185,7 @@ def test_an_answer_is_not_put_behind_another_message(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
-    monkeypatch.setattr("app.writer.FLUSH_SECONDS", 1000.0)
+    monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
     conversation = session.say(ME, None, "hello")
     updates = session.answer(ME, conversation, preferences())
     toy.allow(1)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app.writer import Update
 
 from app import palette
 from app.families import LATEST, sampler_of, sampler_words
 from app.preferences import Preferences
 from app.session import Session
 from app.stacks import Candidate, Stacks, amount
-from app.writer import Update
 from engine import costs as engine_costs
 from engine.backends.base import Backend, Filled
 from engine.backends.memory import Need

@@ -1,6 +1,10 @@
 """Chat: the transcript as tokens or as Markdown, the composer, and the live figures beside it."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from itertools import count
 from typing import Any
 
 import gradio as gr
@@ -9,22 +13,26 @@ from app.comparison import Proof
 from app.events import AT_ONCE, owner_of, pass_on, told, warn
 from app.panel import panel, panel_values
 from app.preferences import Preferences
+from app.service.generation import Answer
 from app.session import Session
 from app.tabs.screen import (
     MARKDOWN,
     TOKENS,
     Parts,
-    Stream,
+    ended,
+    ending,
     shown,
+    spoken,
     stored,
-    view_of,
+    told_tokens,
     viewed,
     working,
 )
 from app.tabs.settings import Controls
 from app.token_view import token_view
 from app.verdicts import proof_line, waiting_line
-from engine.errors import Cancelled, PromptError, StrataError
+from app.web import stream
+from engine.errors import Busy, PromptError, StrataError
 from engine.queue import Waiting
 
 EXAMPLES = (
@@ -33,6 +41,10 @@ EXAMPLES = (
     "Write a list of ten things a curious child might find in a garden.",
     "Describe the same evening twice: once by the sea, once in a city.",
 )
+QUEUE_SECONDS = 0.1
+"""How often a page is told by the queue, where its stream does not come through."""
+OVERLAP = 12
+"""Events that are told again by the queue: an update may be skipped."""
 LATEX: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
     {"left": r"\[", "right": r"\]", "display": True},
@@ -108,7 +120,7 @@ def build(session: Session) -> Parts:
             elem_id="view",
         )
         empty, examples = welcome()
-        tokens = token_view(elem_id="tokens", elem_classes="transcript")
+        tokens = token_view(elem_id="tokens", elem_classes="transcript", live=True)
         bubbles = markdown_view()
         proof = gr.HTML(elem_id="proof", apply_default_css=False)
         box, send, stop = composer(session.info.name)
@@ -133,7 +145,6 @@ def build(session: Session) -> Parts:
         proof,
         figures,
         gr.State(None),
-        gr.State(None),
     )
 
 
@@ -144,8 +155,7 @@ class Handlers:
         self, session: Session, parts: Parts, controls: Controls, current: gr.State
     ) -> None:
         self.session, self.parts, self.controls, self.current = session, parts, controls, current
-        self.filling: dict[str, str] = {}
-        """The conversation whose answer grows on a page."""
+        self.nothing: dict[Any, Any] = {parts.editing: gr.skip()}
 
     def ready(self, values: Sequence[Any]) -> tuple[str, Preferences]:
         """System prompt and preferences; raises SettingError where they could not be followed,
@@ -153,6 +163,13 @@ class Handlers:
         system, preferences = self.controls.read(values)
         self.session.stacks.check(preferences.chosen(), preferences.generation.sampling)
         return system, preferences
+
+    def alone(self, owner: str, conversation: str | None) -> None:
+        """Raises Busy while an answer is under way, which would not know what is said meanwhile."""
+        if conversation and self.session.generations.find(owner, conversation):
+            raise Busy(
+                "The answer to the last message is still under way. Wait for its end, or stop it."
+            )
 
     def say(
         self,
@@ -163,10 +180,11 @@ class Handlers:
         memory: dict[str, Any] | None,
         *values: Any,
     ) -> dict[Any, Any]:
-        """Store what was said, or said differently; `pending` then asks for an answer."""
+        """Store what was said, or said differently, and begin to answer it."""
         owner = owner_of(self.session, memory, request)
         try:
             system, preferences = self.ready(values)
+            self.alone(owner, conversation)
             store = self.session.conversations(owner)
             if conversation is not None and editing is not None:
                 self.session.edit(owner, conversation, editing, text)
@@ -176,59 +194,92 @@ class Handlers:
                 if fresh:
                     store.set_system_prompt(conversation, system)
                     store.set_settings(conversation, preferences.mapping())
-            now = shown(self.session, self.parts, request, owner, conversation)
+            begun = self.begin(request, owner, conversation, preferences)
         except StrataError as error:
             warn(str(error))
-            return {self.parts.pending: None}
+            return self.nothing
+        return {**begun, self.current: conversation, self.parts.box: "", self.parts.editing: None}
+
+    def begin(
+        self, request: gr.Request, owner: str, conversation: str, preferences: Preferences
+    ) -> dict[Any, Any]:
+        """Begin an answer; what that changes on the page that asked for it."""
         self.session.viewing[request.session_hash or ""] = conversation
+        self.session.generations.start(owner, conversation, preferences)
         return {
-            **now,
-            **working(self.parts, True),
-            self.current: conversation,
-            self.parts.box: "",
+            **shown(self.session, self.parts, request, owner, conversation),
             self.parts.proof: "",
-            self.parts.editing: None,
-            self.parts.pending: conversation,
         }
 
-    def answer(
+    def answer_of(
+        self, data: gr.EventData, owner: str, conversation: str | None
+    ) -> tuple[Answer | None, int]:
+        """The answer that a page speaks of, and how much of it the page says it has drawn."""
+        said = data._data if isinstance(data._data, dict) else {}
+        answer, drawn = self.session.generations.get(str(said.get("token"))), said.get("drawn")
+        theirs = answer is not None and (answer.owner, answer.conversation) == (owner, conversation)
+        return answer if theirs else None, drawn if isinstance(drawn, int) and drawn > 0 else 0
+
+    def over(
         self,
+        data: gr.EventData,
         request: gr.Request,
         conversation: str | None,
         memory: dict[str, Any] | None,
-        *values: Any,
-    ) -> Iterator[dict[Any, Any]]:
-        """Answer the pending conversation, showing it grow if the page still looks at it."""
-        if conversation is None:
-            yield {self.parts.pending: None}
-            return
-        owner, here = owner_of(self.session, memory, request), request.session_hash or ""
-        try:
-            messages = self.session.conversations(owner).messages(conversation)
-            view = view_of(self.session, request)
-            stream = Stream(self.session, self.parts, messages, view)
-            for update in self.session.answer(owner, conversation, self.controls.read(values)[1]):
-                there = self.session.viewing.get(here) == conversation
-                view = view_of(self.session, request) if there else ""
-                changes = stream.changes(update, view)
-                if not isinstance(update, Waiting):
-                    self.filling[here] = conversation
-                if changes:
-                    yield changes
-        except Cancelled:
-            pass  # it left the queue, and what is stored is shown below
-        except StrataError as error:
-            warn(str(error))
-        finally:
-            # Before the view is read for the last time: who switches it from now on fills it.
-            self.filling.pop(here, None)
+    ) -> dict[Any, Any]:
+        """What an answer left behind, for a page that has seen its end."""
+        owner = owner_of(self.session, memory, request)
         pass_on(self.session, owner)
-        if self.session.viewing.get(here) == conversation:
-            with told():
-                final = shown(self.session, self.parts, request, owner, conversation)
-                yield {**final, self.parts.proof: "", self.parts.pending: None}
-        else:
-            yield {self.parts.pending: None}
+        answer, drawn = self.answer_of(data, owner, conversation)
+        with told():
+            if answer is None:
+                return shown(self.session, self.parts, request, owner, conversation)
+            if answer.error:
+                warn(answer.error)
+            left = ended(self.session, self.parts, request, answer, drawn)
+            if answer.update is not None:
+                figures, words = answer.update.metrics, ending(answer.update)
+                left[self.parts.figures] = panel(figures, answer.update.steps, ended=words)
+            return {**left, self.parts.proof: ""}
+        return {**working(self.parts, False), self.parts.proof: ""}
+
+    async def fall_back(
+        self,
+        data: gr.EventData,
+        request: gr.Request,
+        conversation: str | None,
+        memory: dict[str, Any] | None,
+    ) -> AsyncIterator[dict[Any, Any]]:
+        """What a stream that does not come through would have told, by the queue."""
+        owner, here = owner_of(self.session, memory, request), request.session_hash or ""
+        answer, drawn = self.answer_of(data, owner, conversation)
+        number, recent = count(), deque[tuple[Any, ...]](maxlen=OVERLAP)
+        token = str(data._data.get("token")) if isinstance(data._data, dict) else ""
+        if answer is None:
+            end = (0, "end", 0, 0)
+            yield {self.parts.tokens: {"events": [end], "token": token}}
+            return
+        async with aclosing(stream.tell(answer, drawn)) as events:
+            async for news in events:
+                if self.session.viewing.get(here) != conversation:
+                    return
+                recent.extend((next(number), *event) for event in news)
+                yield {self.parts.tokens: {"events": [*recent], "token": token}}
+                await asyncio.sleep(QUEUE_SECONDS)
+
+    def again(
+        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
+    ) -> dict[Any, Any]:
+        """Send all of a conversation to a page that has drawn something else."""
+        self.session.drawn.pop(request.session_hash or "", None)
+        owner = owner_of(self.session, memory, request)
+        with told():
+            return {
+                self.parts.tokens: told_tokens(
+                    self.session, request, *spoken(self.session, owner, conversation)
+                )
+            }
+        return {self.parts.tokens: gr.skip()}
 
     def retry(
         self,
@@ -237,23 +288,18 @@ class Handlers:
         memory: dict[str, Any] | None,
         *values: Any,
     ) -> dict[Any, Any]:
-        """Take the last answer back and ask for another."""
+        """Take the last answer back and begin another."""
         owner = owner_of(self.session, memory, request)
         try:
             if conversation is None:
                 raise PromptError("There is nothing to answer yet. Write a message first.")
-            self.ready(values)
+            self.alone(owner, conversation)
+            _, preferences = self.ready(values)
             self.session.drop_answer(owner, conversation)
-            now = shown(self.session, self.parts, request, owner, conversation)
+            return self.begin(request, owner, conversation, preferences)
         except StrataError as error:
             warn(str(error))
-            return {self.parts.pending: None}
-        return {
-            **now,
-            **working(self.parts, True),
-            self.parts.proof: "",
-            self.parts.pending: conversation,
-        }
+            return self.nothing
 
     def take_back(
         self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
@@ -280,19 +326,15 @@ class Handlers:
         """Replace a message that was edited in the Markdown view."""
         owner = owner_of(self.session, memory, request)
         try:
-            self.ready(values)
+            self.alone(owner, conversation)
+            _, preferences = self.ready(values)
             messages = self.session.conversations(owner).messages(conversation or "")
             at = data.index if isinstance(data.index, int) else data.index[0]
             self.session.edit(owner, conversation or "", messages[at].position, str(data.value))
-            now = shown(self.session, self.parts, request, owner, conversation)
+            return self.begin(request, owner, conversation or "", preferences)
         except StrataError as error:
             warn(str(error))
-            return {self.parts.pending: None}
-        return {
-            **now,
-            **working(self.parts, True),
-            self.parts.pending: conversation,
-        }
+            return self.nothing
 
     def stop(
         self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
@@ -332,15 +374,13 @@ class Handlers:
         conversation: str | None,
         memory: dict[str, Any] | None,
     ) -> dict[Any, Any]:
-        """Switch between tokens and Markdown. An answer that grows here fills the new view."""
-        here = request.session_hash or ""
-        self.session.views[here] = choice
+        """Switch between tokens and Markdown."""
+        self.session.views[request.session_hash or ""] = choice
         owner = owner_of(self.session, memory, request)
         content: dict[Any, Any] = {}
-        if conversation and self.filling.get(here) != conversation:
-            with told():
-                messages = self.session.conversations(owner).messages(conversation)
-                content = viewed(self.parts, choice, messages)
+        with told():
+            found = spoken(self.session, owner, conversation)
+            content = viewed(self.session, self.parts, request, *found)
         return {
             part: gr.update(
                 visible=True if choice == name else "hidden",
@@ -360,28 +400,36 @@ def wire(
 ) -> None:
     """Connect composer, actions and views. `refresh` redraws the conversation list."""
     screen = stored(parts)
-
     on = Handlers(session, parts, controls, current)
-    said = [*screen, current, parts.box, parts.proof, parts.editing, parts.pending]
-    answered = [*screen, parts.figures, parts.proof, parts.pending]
-    inputs = [parts.pending, memory, *controls.inputs]
-
-    def then_answer(event: Any) -> None:
-        event.then(on.answer, inputs, answered, **AT_ONCE).then(*refresh, **AT_ONCE)
-        event.then(*refresh, **AT_ONCE)
-
+    said = [*screen, current, parts.box, parts.proof, parts.editing]
     spoken = [current, parts.editing, memory, *controls.inputs]
-    then_answer(
+    sends = [
         gr.on([parts.box.submit, parts.send.click], on.say, [parts.box, *spoken], said, **AT_ONCE)
-    )
-    for button in parts.examples:
-        then_answer(button.click(on.say, [button, *spoken], said, **AT_ONCE))
+    ]
+    sends += [b.click(on.say, [b, *spoken], said, **AT_ONCE) for b in parts.examples]
     again = [current, memory, *controls.inputs]
-    retried = [parts.again.click, parts.bubbles.retry]
-    then_answer(gr.on(retried, on.retry, again, said, **AT_ONCE))
-    then_answer(parts.bubbles.edit(on.rewrite, again, said, **AT_ONCE))
-    parts.edit.click(on.take_back, [current, memory], [parts.box, parts.editing], **AT_ONCE)
-    parts.stop.click(on.stop, [current, memory], None, **AT_ONCE)
-    parts.prove.click(on.prove, [current, memory], [*screen, parts.proof, parts.figures], **AT_ONCE)
-    looked = [parts.view, current, memory]
-    parts.view.change(on.look, looked, [parts.tokens, parts.bubbles], **AT_ONCE)
+    sends += [
+        gr.on([parts.again.click, parts.bubbles.retry], on.retry, again, said, **AT_ONCE),
+        parts.bubbles.edit(on.rewrite, again, said, **AT_ONCE),
+    ]
+    for event in sends:
+        event.then(*refresh, **AT_ONCE)
+    here = [current, memory]
+    parts.edit.click(on.take_back, here, [parts.box, parts.editing], **AT_ONCE)
+    parts.stop.click(on.stop, here, None, **AT_ONCE)
+    parts.prove.click(on.prove, here, [*screen, parts.proof, parts.figures], **AT_ONCE)
+    parts.view.change(on.look, [parts.view, *here], [parts.tokens, parts.bubbles], **AT_ONCE)
+    wire_stream(on, here, refresh)
+
+
+def wire_stream(on: Handlers, here: Sequence[Any], refresh: Any) -> None:
+    """Connect what the token view asks for while an answer grows, and once it is over."""
+    parts = on.parts
+    left = [*stored(parts), parts.figures, parts.proof]
+    over = parts.tokens.over(on.over, here, left, trigger_mode="multiple", **AT_ONCE)
+    over.then(*refresh, **AT_ONCE)
+    parts.tokens.fallback(on.fall_back, here, parts.tokens, **AT_ONCE)
+    parts.tokens.resend(on.again, here, parts.tokens, **AT_ONCE)
+    grown = "(shown) => [window.strata.markdown(shown)]"
+    parts.tokens.markdown(None, parts.bubbles, parts.bubbles, js=grown, **AT_ONCE)
+    parts.tokens.waiting(None, None, parts.proof, js="() => window.strata.line", **AT_ONCE)

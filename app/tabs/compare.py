@@ -12,11 +12,11 @@ from app.comparison import Pace, Progress
 from app.events import AT_ONCE, owner_of, pass_on, warn
 from app.panel import milliseconds
 from app.plots import grid
+from app.service.recorder import piece_of
 from app.session import Session
 from app.tabs.settings import Controls, methods
 from app.token_view import token_view
 from app.verdicts import another_text, difference, gained, title_of, waiting_line
-from app.writer import piece_of
 from engine.errors import Cancelled, StrataError
 from engine.queue import Waiting
 from engine.runs import Timed, verdict

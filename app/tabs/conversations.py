@@ -161,7 +161,7 @@ class Handlers:
         }
         self.session.viewing[request.session_hash or ""] = conversation
         # It is open whatever of it cannot be shown: so it can be deleted.
-        updates |= screen.blank(self.talk)
+        updates |= screen.blank(self.session, self.talk, request)
         with told():
             updates |= screen.shown(self.session, self.talk, request, owner, conversation)
             if conversation:

@@ -1,18 +1,23 @@
-"""The chat's components, and what they show: a stored conversation, or an answer as it grows."""
+"""The chat's components, and what they show of a conversation: its stored messages, and the stream
+that brings the answer under way (app/web/stream.py).
 
-from collections import deque
+A page keeps what it has drawn. `Session.drawn` remembers which messages that are, so that none is
+sent twice; a page that has drawn something else asks for all of it.
+"""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
+from os.path import commonprefix
 from typing import Any
 
 import gradio as gr
 
 from app import render
-from app.comparison import Pace
 from app.panel import panel_values
+from app.service.generation import Answer
+from app.service.recorder import Update
 from app.session import Session
-from app.verdicts import waiting_line
-from app.writer import Update
 from engine.compare import Speedup
 from engine.metrics import summarise
 from engine.queue import Waiting
@@ -27,8 +32,9 @@ ENDINGS = {
     "context": "ended because the context is full",
     "cancelled": "stopped",
 }
-FIGURES_SECONDS = 0.5
 TOKENS, MARKDOWN = "Tokens", "Markdown"
+NUMBERS = count()
+"""No two values of the token view are equal: an equal one would not be looked at."""
 
 
 @dataclass(slots=True)
@@ -49,7 +55,6 @@ class Parts:
     proof: gr.HTML
     figures: gr.HTML
     editing: gr.State
-    pending: gr.State
 
 
 def stored(parts: Parts) -> list[Any]:
@@ -63,34 +68,92 @@ def view_of(session: Session, request: gr.Request) -> str:
     return session.views.get(request.session_hash or "", TOKENS)
 
 
+def told_tokens(
+    session: Session,
+    request: gr.Request,
+    messages: Sequence[StoredMessage],
+    answer: Answer | None = None,
+    adopted: str = "",
+) -> dict[str, Any]:
+    """What the token view is sent: the messages that it has not drawn, and which answer to follow.
+
+    `adopted` is the message that an answer was stored as, where the page has drawn all of it.
+    In the Markdown view it shows nothing, and an answer's tokens go there.
+    """
+    here, seen = request.session_hash or "", view_of(session, request) == TOKENS
+    before, now = session.drawn.get(here) or (), tuple(m.id for m in messages) if seen else ()
+    kept = len(commonprefix([(*before, *([adopted] if adopted else ())), now]))
+    session.drawn[here] = now
+    value = {**render.transcript(messages if seen else (), kept), "number": next(NUMBERS)}
+    if adopted:
+        value["adopt"] = adopted
+    if answer is not None:
+        value["stream"] = {"token": answer.token, "shown": seen}
+    return value
+
+
+def spoken(
+    session: Session, owner: str, conversation: str | None
+) -> tuple[Sequence[StoredMessage], Answer | None]:
+    """A conversation's messages, and the answer under way. What is stored of that one is left out,
+    as its stream brings all of it."""
+    if not conversation:
+        return (), None
+    answer = session.generations.find(owner, conversation)
+    messages = list(session.conversations(owner).messages(conversation))
+    while answer is not None and messages and messages[-1].role != "user":
+        messages.pop()
+    return messages, answer
+
+
 def viewed(
-    parts: Parts, view: str, messages: Sequence[StoredMessage], growing: str | None = None
+    session: Session,
+    parts: Parts,
+    request: gr.Request,
+    messages: Sequence[StoredMessage],
+    answer: Answer | None,
 ) -> dict[Any, Any]:
     """The messages in the view that is looked at. The hidden one holds nothing: what it would
     render, nobody has asked to see."""
+    seen = view_of(session, request) == MARKDOWN
     return {
-        parts.tokens: render.transcript(messages if view == TOKENS else ()),
-        parts.bubbles: render.bubbles(messages, growing) if view == MARKDOWN else [],
+        parts.tokens: told_tokens(session, request, messages, answer),
+        parts.bubbles: render.bubbles(messages if seen else ()),
     }
 
 
 def shown(
     session: Session, parts: Parts, request: gr.Request, owner: str, conversation: str | None
 ) -> dict[Any, Any]:
-    """Everything that shows a conversation, as it is stored."""
-    messages = session.conversations(owner).messages(conversation) if conversation else ()
-    busy = conversation is not None and session.runs.busy(owner, conversation)
+    """Everything that shows a conversation, as it is stored or grows."""
+    messages, answer = spoken(session, owner, conversation)
+    busy = answer is not None or session.runs.busy(owner, conversation or "")
     return {
-        **viewed(parts, view_of(session, request), messages),
+        **viewed(session, parts, request, messages, answer),
         parts.empty: gr.update(visible=not messages),
         **working(parts, busy),
     }
 
 
-def blank(parts: Parts) -> dict[Any, Any]:
+def ended(
+    session: Session, parts: Parts, request: gr.Request, answer: Answer, drawn: int
+) -> dict[Any, Any]:
+    """What an answer that is over changes on a page that has drawn so many of its tokens: as good
+    as nothing, where these are all."""
+    messages, other = spoken(session, answer.owner, answer.conversation)
+    complete = drawn == answer.tokens and messages and messages[-1].id == answer.message_id
+    if other is not None or not complete:
+        return shown(session, parts, request, answer.owner, answer.conversation)
+    return {
+        parts.tokens: told_tokens(session, request, messages, adopted=answer.message_id),
+        **working(parts, False),
+    }
+
+
+def blank(session: Session, parts: Parts, request: gr.Request) -> dict[Any, Any]:
     """A conversation of which nothing can be shown."""
     return {
-        parts.tokens: render.transcript(()),
+        parts.tokens: told_tokens(session, request, ()),
         parts.bubbles: render.bubbles(()),
         parts.empty: gr.update(visible=False),
         parts.figures: gr.skip(),
@@ -130,41 +193,3 @@ def ending(update: Update) -> str:
     if update.dropped:
         words.append(f"{update.dropped} older messages did not fit the context")
     return " · ".join(word for word in words if word)
-
-
-class Stream:
-    """What each update changes on the screen: little, as it is sent many times a second."""
-
-    OVERLAP = 12
-
-    def __init__(
-        self, session: Session, parts: Parts, messages: Sequence[StoredMessage], view: str
-    ) -> None:
-        self.session, self.parts, self.messages, self.view = session, parts, messages, view
-        self.sent: deque[int] = deque([0], maxlen=self.OVERLAP)
-        self.waited = False
-        self.figures_due = Pace(FIGURES_SECONDS)
-
-    def changes(self, update: Update | Waiting, view: str) -> dict[Any, Any]:
-        """The changes for a page that shows `view`, "" for another conversation. A view that was
-        hidden until now is given the earlier messages too, and the other one is emptied."""
-        if isinstance(update, Waiting):
-            self.waited = True
-            return {self.parts.proof: waiting_line(update)} if view else {}
-        changes: dict[Any, Any] = {}
-        if view != self.view:
-            self.view, self.sent = view, deque([0], maxlen=self.OVERLAP)
-            if view:
-                changes = viewed(self.parts, view, self.messages, update.text)
-        if self.waited and view:
-            self.waited, changes[self.parts.proof] = False, ""
-        if view == TOKENS:
-            before = changes.get(self.parts.tokens)
-            changes[self.parts.tokens] = render.growing(update.pieces, self.sent[0], before)
-            self.sent.append(len(update.pieces))
-        elif view == MARKDOWN:
-            changes[self.parts.bubbles] = render.bubbles(self.messages, update.text)
-        if view and (update.finish or self.figures_due.due()):
-            words = ending(update)
-            changes[self.parts.figures] = panel_values(update.metrics, update.steps, ended=words)
-        return changes

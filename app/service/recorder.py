@@ -1,9 +1,12 @@
-"""One answer on its way to the screen and to the store.
+"""One answer on its way to the store and to whoever watches it grow.
 
-The invariant: a program that is killed loses what was added in the last second, and no more. So a
-thread of its own stores what is new: the model may take long over a step or over learning, and a
-page may be slow to fetch the next one. The last step is stored before anyone sees it. A message
+Two invariants. A program that is killed loses what was added in the last second, and no more. So a
+thread of its own stores what is new: the model may take long over a step or over learning, and
+nobody may be there to fetch the next one. The last step is stored before anyone sees it. A message
 comes into being with its first text, so that no empty one is left behind.
+
+And what was added stays as it is, so that an `Update` need not copy it: adding an event costs as
+much as the event is long, however long the answer is already.
 """
 
 import threading
@@ -18,26 +21,11 @@ from storage.conversations import Conversations, Piece
 
 FLUSH_SECONDS = 0.5
 """Half of what may be lost: the other half is for the writing itself, and for a busy machine."""
+UPDATE_SECONDS = 0.05
+"""How often those who watch are told: as often as a page draws."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """An answer as it grows. `dropped` older messages did not fit the context."""
-
-    pieces: Sequence[Piece]
-    metrics: Metrics
-    steps: Sequence[Step]
-    finish: str | None
-    dropped: int
-    seed: int
-
-    @property
-    def text(self) -> str:
-        """The answer so far."""
-        return "".join(piece.text for piece in self.pieces)
-
-
-class Writer:
+class Recorder:
     """Collects an answer to the last message and stores it as it grows, until it is closed.
 
     `keep` does a write that may fail; one that failed is tried again. `message_id` is empty until
@@ -80,7 +68,7 @@ class Writer:
         if self.finish:
             self.flush()
         elif self.thread is None:
-            self.thread = threading.Thread(target=self.keep_up, name="writer", daemon=True)
+            self.thread = threading.Thread(target=self.keep_up, name="recorder", daemon=True)
             self.thread.start()
 
     def keep_up(self) -> None:
@@ -88,16 +76,10 @@ class Writer:
         while not self.closed.wait(FLUSH_SECONDS):
             self.flush()
 
-    def update(self, dropped: int) -> Update:
-        """What the interface shows now."""
-        return Update(
-            tuple(self.pieces),
-            self.tally.metrics(),
-            tuple(self.steps),
-            self.finish,
-            dropped,
-            self.seed,
-        )
+    def update(self, dropped: int) -> "Update":
+        """The answer so far."""
+        counts, metrics = (len(self.pieces), len(self.steps)), self.tally.metrics()
+        return Update(self, *counts, metrics, self.finish, dropped, self.seed)
 
     def run(self, method: str) -> Timed:
         """The answer as a run."""
@@ -129,6 +111,42 @@ class Writer:
         if self.thread is not None:
             self.thread.join()
         self.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An answer up to a moment: its first `tokens` tokens, from its first `forwards` steps, and what
+    they were worth.
+
+    No token is copied before it is asked for. `dropped` older messages did not fit the context.
+    """
+
+    recorder: Recorder
+    tokens: int
+    forwards: int
+    metrics: Metrics
+    finish: str | None
+    dropped: int
+    seed: int
+
+    def since(self, start: int) -> Sequence[Piece]:
+        """The tokens from number `start` on."""
+        return self.recorder.pieces[start : self.tokens]
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """All tokens."""
+        return self.since(0)
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The steps that they came from."""
+        return self.recorder.steps[: self.forwards]
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(piece.text for piece in self.pieces)
 
 
 def piece_of(token: Token, step: int) -> Piece:

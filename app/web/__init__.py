@@ -1,0 +1,1 @@
+"""What the program sends to browsers."""

@@ -1,0 +1,167 @@
+"""An answer as it grows, as server-sent events: what is new, and nothing twice.
+
+`GET /stream/<token>?from=N` goes on behind the first N tokens, or where `Last-Event-ID` says that
+the connection was lost: `id` is how many tokens were sent. So a lost connection, a reload and a
+second page cost nothing but the tokens that they have not seen. A connection that waits holds no
+thread.
+
+Events, all with JSON: `sources` (what the numbers of sources mean; the first event of all, by which
+the page knows that it is connected), tokens (without a name; see `app.render.groups`), `figures`,
+`waiting` (a line that says how many come first), `end`.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app import render
+from app.login import logged_in
+from app.service.generation import Answer, Generations
+from app.service.recorder import UPDATE_SECONDS, Update
+from engine.queue import Waiting
+from app.verdicts import waiting_line
+
+FIGURES_SECONDS = 0.5
+QUIET_SECONDS = 15.0
+"""After so long without an event a comment says that the connection lives."""
+HELLO = b": open\nretry: 500\n\n"
+ALIVE = b":\n\n"
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+}
+
+
+class News(NamedTuple):
+    """One event. `tokens` were told by now, this one included."""
+
+    kind: str
+    data: Any
+    tokens: int
+
+
+TOKENS = ""
+"""The kind of event that tokens come by."""
+
+
+def figures(update: Update) -> dict[str, Any]:
+    """What the panel beside the answer shows."""
+    known = update.metrics
+    return {
+        "tokens": known.tokens,
+        "forwards": known.forwards,
+        "tokens_per_second": round(known.tokens_per_second, 1),
+        "mean_acceptance_length": round(known.mean_acceptance_length, 2),
+        "ttft_seconds": round(known.ttft_seconds, 4),
+    }
+
+
+class Teller:
+    """Tells one page what is new of an answer, behind its first `sent` tokens."""
+
+    def __init__(self, answer: Answer, sent: int) -> None:
+        self.answer, self.sent, self.ahead = answer, sent, 0
+        self.sources: dict[str, int] = {}
+        self.figures_due = 0.0
+
+    def news(self, now: float) -> list[News]:
+        """What is new, in the order in which it is told; `now` is a clock's seconds."""
+        over, update, found = self.answer.over, self.answer.update, list[News]()
+        if self.answer.ahead != self.ahead:
+            self.ahead = self.answer.ahead
+            line = waiting_line(Waiting(self.ahead)) if self.ahead else ""
+            found.append(News("waiting", line, self.sent))
+        if update is not None:
+            found += self.tokens(update)
+            if over or now >= self.figures_due:
+                self.figures_due = now + FIGURES_SECONDS
+                found.append(News("figures", figures(update), self.sent))
+        return [*found, News("end", self.sent, self.sent)] if over else found
+
+    def tokens(self, update: Update) -> list[News]:
+        """The tokens that are new, behind the sources that are."""
+        fresh = update.since(self.sent)
+        if not fresh:
+            return []
+        known = len(self.sources)
+        step = update.recorder.pieces[self.sent - 1].step if self.sent else 0
+        groups = render.groups(fresh, self.sources, step)
+        self.sent += len(fresh)
+        told = News(TOKENS, groups, self.sent)
+        return [told] if len(self.sources) == known else [self.legend(), told]
+
+    def legend(self) -> News:
+        """What the sources' numbers mean."""
+        return News("sources", render.legend(self.sources), self.sent)
+
+
+async def tell(answer: Answer, start: int) -> AsyncGenerator[list[News], None]:
+    """What is new of an answer, again and again until it is over: one list at most every
+    UPDATE_SECONDS, an empty one after QUIET_SECONDS without any news."""
+    teller, clock = Teller(answer, start), asyncio.get_running_loop().time
+    yield [teller.legend()]
+    with answer.bell.heard() as bell:
+        while True:
+            bell.clear()
+            told = clock()
+            if news := teller.news(told):
+                yield news
+            if news and news[-1].kind == "end":
+                return
+            try:
+                await asyncio.wait_for(bell.wait(), QUIET_SECONDS)
+            except TimeoutError:
+                yield []
+            await asyncio.sleep(max(0.0, told + UPDATE_SECONDS - clock()))
+
+
+def encoded(news: list[News]) -> bytes:
+    """Events as they are sent; the id is told where tokens are."""
+    if not news:
+        return ALIVE
+    lines = []
+    for kind, data, tokens in news:
+        name = f"event:{kind}" if kind else f"id:{tokens}"
+        lines.append(f"{name}\ndata:{compact(data)}\n\n")
+    return "".join(lines).encode("utf-8", "replace")
+
+
+def compact(data: Any) -> str:
+    """JSON without a space too many."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def begins(request: Request) -> int:
+    """How many tokens the page has already."""
+    for said in (request.headers.get("last-event-id", ""), request.query_params.get("from", "")):
+        if said.isascii() and said.isdecimal() and len(said) < 10:
+            return int(said)
+    return 0
+
+
+def routes(generations: Generations) -> list[Route]:
+    """The route by which answers are watched."""
+
+    async def stream(request: Request) -> Response:
+        if not logged_in(request.app, request.cookies):
+            return PlainTextResponse("Log in first.", 401)
+        answer = generations.get(request.path_params["token"])
+        if answer is None:
+            return PlainTextResponse("There is no such answer. It may be over.", 404)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield HELLO
+            async with aclosing(tell(answer, begins(request))) as told:
+                async for news in told:
+                    yield encoded(news)
+
+        return StreamingResponse(body(), headers=HEADERS)
+
+    return [Route("/stream/{token}", stream, methods=["GET"])]
