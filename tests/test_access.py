@@ -158,7 +158,12 @@ def test_a_share_link_is_let_in_once_it_is_known() -> None:
     assert b"Secure" in cookie and b"SameSite=Lax" in cookie and b"HttpOnly" in cookie
 
 
-DATA = ("/gradio_api/queue/data", "/gradio_api/heartbeat/abc", "/gradio_api/app_id")
+DATA = (
+    "/gradio_api/queue/data",
+    "/gradio_api/heartbeat/abc",
+    "/gradio_api/app_id",
+    "/stream/a-B_9",
+)
 POSTS = ("/gradio_api/queue/join", "/gradio_api/upload", "/login", "/logout")
 """The last one is answered here; the app sees the others."""
 FOREIGN = (

@@ -11,12 +11,13 @@ import orjson
 import pytest
 
 from app.preferences import Preferences
+from app.service.generation import Answer
 from app.session import Session
 from app.tabs import chat, conversations, screen, settings
 from engine.backends.toy import ToyBackend
 from storage.database import Database
 from storage.traces import Traces
-from tests.test_session import ME, ask
+from tests.test_session import ME, ask, soon
 from tests.test_tabs import made
 
 REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
@@ -170,8 +171,9 @@ def test_lone_surrogates_reach_the_page_as_replacement_marks(
     message = {"role": "assistant", "content": "a\ud800", "pieces": [piece]}
     file = tmp_path / "upload.json"
     file.write_text(json.dumps(exported(messages=[message], title="\ud800")))
-    (turn,) = shown(on, on.import_(REQUEST, str(file), {}))
-    assert turn["tokens"][0][:2] == ["a\ufffd", "draft:\ufffd"]
+    updates = on.import_(REQUEST, str(file), {})
+    (turn,), names = shown(on, updates), updates[on.talk.tokens]["sources"]
+    assert turn["groups"][0][3] == ["a\ufffd"] and names == ["draft:\ufffd"]
 
 
 def damage(table: str, column: str, value: str) -> Callable[[Database], None]:
@@ -240,28 +242,100 @@ def talking(session: Session) -> chat.Handlers:
     return made(build)
 
 
-def filled(on: chat.Handlers, view: str, conversation: str) -> bool:
-    """Whether switching to a view fills it."""
-    part = on.parts.tokens if view == screen.TOKENS else on.parts.bubbles
-    return "value" in on.look(REQUEST, view, conversation, {})[part]
-
-
-def test_a_view_is_filled_by_who_switches_to_it_unless_an_answer_grows_there(
-    session: Session, talking: chat.Handlers, monkeypatch: pytest.MonkeyPatch
+def test_a_view_is_filled_by_who_switches_to_it_also_while_an_answer_grows(
+    session: Session, talking: chat.Handlers
 ) -> None:
-    monkeypatch.setattr("app.session.UPDATE_SECONDS", 0.0)
+    """The stored messages, and which answer to follow: what there is of it comes by its stream."""
     other = session.model.stream(number for number in (1, 2))
     assert next(other) == 1
-    conversation, elsewhere = (session.say(ME, None, text) for text in ("hello", "there"))
-    session.viewing["page"] = conversation
     values = [part.value for part in talking.controls.inputs]
-    changes = talking.answer(REQUEST, conversation, {}, *values)
-    assert talking.parts.proof in next(changes), "it waits for the model"
-    assert filled(talking, screen.MARKDOWN, conversation)
+    begun = talking.say(REQUEST, "hello", None, None, {}, *values)
+    conversation, tokens = begun[talking.current], talking.parts.tokens
+    assert [turn["text"] for turn in begun[tokens]["turns"]] == ["hello"]
+    assert begun[tokens]["stream"]["shown"]
+    answer = session.generations.find(ME, conversation)
+    assert answer is not None and begun[tokens]["stream"]["token"] == answer.token
+    switched = talking.look(REQUEST, screen.MARKDOWN, conversation, {})
+    hidden, bubbles = switched[tokens]["value"], switched[talking.parts.bubbles]["value"]
+    assert hidden["turns"] == [] and hidden["stream"] == {"token": answer.token, "shown": False}
+    assert [bubble["content"] for bubble in bubbles] == ["hello"]
     other.close()  # type: ignore[attr-defined]
-    assert talking.parts.bubbles in next(c for c in changes if talking.parts.bubbles in c)
-    assert not filled(talking, screen.TOKENS, conversation)
-    assert filled(talking, screen.TOKENS, elsewhere)
-    session.views["page"] = screen.MARKDOWN
-    *_, last = changes
-    assert last[talking.parts.bubbles] and filled(talking, screen.TOKENS, conversation)
+    assert soon(lambda: answer.over)
+    switched = talking.look(REQUEST, screen.TOKENS, conversation, {})
+    assert (
+        len(switched[tokens]["value"]["turns"]) == 2 and "stream" not in switched[tokens]["value"]
+    )
+    assert switched[talking.parts.bubbles]["value"] == []
+
+
+def asked(on: chat.Handlers, text: str, conversation: str | None = None) -> dict[Any, Any]:
+    """What a message changes on the page."""
+    return on.say(REQUEST, text, conversation, None, {}, *(p.value for p in on.controls.inputs))
+
+
+def over(on: chat.Handlers, answer: Answer, drawn: int) -> dict[Any, Any]:
+    """What its end changes on a page that has drawn so many tokens."""
+    data = gr.EventData(None, {"token": answer.token, "drawn": drawn})
+    return on.over(data, REQUEST, answer.conversation, {})
+
+
+def test_a_page_is_sent_no_message_twice(session: Session, talking: chat.Handlers) -> None:
+    tokens, keys = talking.parts.tokens, list[str]()
+    conversation: str | None = None
+    for number, text in enumerate(("hello", "there", "again")):
+        begun = asked(talking, text, conversation)
+        conversation = str(begun[talking.current])
+        (turn,) = begun[tokens]["turns"]
+        assert turn["text"] == text and begun[tokens]["kept"] == 2 * number == len(keys)
+        assert begun[tokens]["after"] == (keys[-1] if keys else "")
+        answer = session.generations.get(begun[tokens]["stream"]["token"])
+        assert answer is not None and soon(lambda answer=answer: answer.over)
+        left = over(talking, answer, answer.tokens)
+        assert left[tokens]["turns"] == [] and left[tokens]["adopt"] == answer.message_id
+        assert talking.parts.bubbles not in left, "nor is the other view touched"
+        keys += [turn["key"], answer.message_id]
+    again = talking.again(REQUEST, conversation, {})[tokens]
+    assert [turn["key"] for turn in again["turns"]] == keys, "unless it has drawn something else"
+
+
+def test_a_page_that_missed_some_of_an_answer_is_sent_it(
+    session: Session, talking: chat.Handlers
+) -> None:
+    begun = asked(talking, "hello")
+    answer = session.generations.get(begun[talking.parts.tokens]["stream"]["token"])
+    assert answer is not None and soon(lambda: answer.over)
+    left = over(talking, answer, answer.tokens - 1)[talking.parts.tokens]
+    assert [turn["key"] for turn in left["turns"]] == [answer.message_id] and "adopt" not in left
+
+
+def test_nobody_is_told_of_another_ones_answer(session: Session, talking: chat.Handlers) -> None:
+    begun = asked(talking, "hello")
+    token = begun[talking.parts.tokens]["stream"]["token"]
+    data = gr.EventData(None, {"token": token, "drawn": 10})
+    for owner, conversation in (("other", begun[talking.current]), (ME, "elsewhere"), (ME, None)):
+        assert talking.answer_of(data, owner, conversation) == (None, 10)
+    for nonsense in (None, {}, {"token": 3, "drawn": "x"}, {"token": [], "drawn": -1}):
+        made_up = gr.EventData(None, nonsense)
+        assert talking.answer_of(made_up, ME, begun[talking.current]) == (None, 0)
+    answer = session.generations.get(token)
+    assert answer is not None and soon(lambda: answer.over)
+
+
+def test_nothing_is_said_into_an_answer_that_grows(
+    session: Session, talking: chat.Handlers, told: list[str]
+) -> None:
+    """It would be answered without knowing that answer, which would not be kept."""
+    other = session.model.stream(number for number in (1, 2))
+    assert next(other) == 1
+    conversation = asked(talking, "hello")[talking.current]
+    assert talking.parts.box not in asked(talking, "too early", conversation), "it stays written"
+    values = [part.value for part in talking.controls.inputs]
+    talking.retry(REQUEST, conversation, {}, *values)
+    edited = gr.EditData(None, {"index": 0, "value": "x", "previous_value": "hello"})
+    talking.rewrite(edited, REQUEST, conversation, {}, *values)
+    assert len(told) == 3 and all("still under way" in words for words in told)
+    assert [m.content for m in session.conversations(ME).messages(conversation)] == ["hello"]
+    answer = session.generations.find(ME, conversation)
+    session.stop(ME, conversation)
+    assert answer is not None and soon(lambda: answer.over) and not answer.error
+    other.close()  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import pytest
 
 from app.preferences import Preferences
 from app.session import Session
-from app.writer import Update
+from app.service.recorder import Update
 from engine.backends.toy import ToyBackend
 from engine.engine import PastRecord, WantedPast
 from engine.errors import StorageError

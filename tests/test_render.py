@@ -31,11 +31,11 @@ def test_text_travels_as_data_unchanged(db: Database, text: str) -> None:
     conversation = store.create().id
     store.append(conversation, "user", text)
     store.append(conversation, "assistant", text, pieces=[Piece(text, "context", 3, 0, 9, 0.5)])
-    said, answered = render.transcript(store.messages(conversation))["turns"]
-    assert said["text"] == text and said["role"] == "user" and "tokens" not in said
-    assert answered["tokens"] == [[text, "context", 3, 0, 9, 0.5]]
+    shown = render.transcript(store.messages(conversation))
+    said, answered = shown["turns"]
+    assert said["text"] == text and said["role"] == "user" and "groups" not in said
+    assert answered["groups"] == [[0, 3, 0, [text], [50]]] and shown["sources"] == ["context"]
     assert [b["content"] for b in render.bubbles(store.messages(conversation))] == [text, text]
-    assert render.growing([Piece(text, TARGET, 0, 0, 0, 0.0)], 0)["growing"]["tokens"][0][0] == text
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -65,10 +65,36 @@ def test_templates_are_fixed_text() -> None:
         assert view.html_template == template and view.js_on_load == script
 
 
-def test_a_growing_answer_sends_only_its_tail() -> None:
-    pieces = [Piece(str(i), TARGET, 0, i, i, 0.0) for i in range(10)]
-    tail = render.growing(pieces, 7)["growing"]
-    assert tail["from"] == 7 and [t[0] for t in tail["tokens"]] == ["7", "8", "9"]
+def test_tokens_travel_in_groups_of_one_step_source_and_match_length() -> None:
+    pieces = [
+        Piece("a", "context", 4, 7, 90, 0.456),
+        Piece("b", "context", 4, 7, 91, 0.001),
+        Piece("c", "context", 5, 7, 92, 1.0),
+        Piece("d", TARGET, 0, 7, 93, 0.0),
+        Piece("e", TARGET, 0, 9, 94, float("nan")),
+    ]
+    sources: dict[str, int] = {}
+    assert render.groups(pieces, sources, 5) == [
+        [0, 4, 2, ["a", "b"], [46, 1]],
+        [0, 5, 0, ["c"], [100]],
+        [1, 0, 0, ["d"], [0]],
+        [1, 0, 2, ["e"], [0]],
+    ]
+    assert [*sources] == ["context", TARGET], "numbered in the order of their first tokens"
+    (again,) = render.groups(pieces[3:4], sources, 7)
+    assert again[0] == 1, "a source keeps its number"
+
+
+def test_a_page_is_sent_the_messages_that_it_has_not_drawn(db: Database) -> None:
+    store = Conversations(db, "local")
+    conversation = store.create().id
+    for text in "abc":
+        store.append(conversation, "user", text)
+    messages = store.messages(conversation)
+    shown = render.transcript(messages, 2)
+    assert [turn["text"] for turn in shown["turns"]] == ["c"]
+    assert (shown["kept"], shown["after"]) == (2, messages[1].id)
+    assert render.transcript(messages)["after"] == ""
 
 
 def test_every_source_has_one_colour_and_its_own_mark() -> None:
@@ -108,18 +134,18 @@ def test_draft_models_have_one_hue_and_a_shade_per_level(levels: None) -> None:
 def test_an_unknown_source_is_no_draft_model(source: str) -> None:
     look = palette.ink(source)
     assert look.title == "Unknown" and not look.underline
-    named = render.drafts([Piece("a", source, 0, 0, 0, 0.0)])
+    named = render.drafts([source])
     assert named[source]["kind"] == "k-target"
 
 
 def test_draft_models_travel_with_the_tokens_they_drafted() -> None:
     evil = "draft:<img src=x onerror=alert(1)>"
     pieces = [Piece("a", evil, 0, 0, 0, 0.0), Piece("b", TARGET, 0, 0, 1, 0.0)]
-    for value in (render.growing(pieces, 0), render.side_by_side("hsd", pieces)):
-        (name,) = value["names"].values()
-        assert list(value["names"]) == [evil] and name["kind"] == "k-draft"
-        assert name["colour"] in palette.DRAFT_SHADES
-    assert render.growing(pieces, 1)["names"] == {}
+    value = render.side_by_side("hsd", pieces)
+    (name,) = value["names"].values()
+    assert list(value["names"]) == [evil] and name["kind"] == "k-draft"
+    assert name["colour"] in palette.DRAFT_SHADES
+    assert value["sources"] == [evil, TARGET] and render.legend([TARGET])["names"] == {}
 
 
 def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app.writer import Update
 
 from app import palette
 from app.families import LATEST, sampler_of, sampler_words

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import gradio as gr
@@ -27,6 +28,7 @@ from engine.types import RULES, Learned, Step, Token
 from storage.database import Database
 from storage.traces import Run
 from tests.conftest import EMBEDDED
+from tests.test_session import soon
 
 T = TypeVar("T")
 EVIL = "<img src=x onerror=alert(1)>"
@@ -182,20 +184,24 @@ class Parts:
 def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     session: Session,
 ) -> None:
-    def build() -> screen.Parts:
+    def build() -> chat.Handlers:
         with gr.Blocks():
-            return chat.build(session)
+            talk, controls = chat.build(session), settings.build(session)
+            return chat.Handlers(session, talk, controls, gr.State(None))
 
     session.loaded.measure()
-    parts = made(build)
+    on = made(build)
     wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
     conversation = session.say("local", None, "hello there")
-    stream = screen.Stream(session, parts, (), screen.TOKENS)
-    *_, last = session.answer("local", conversation, wanted)
+    answer = session.generations.start("local", conversation, wanted)
+    assert soon(lambda: answer.over) and answer.update is not None
+    last = answer.update
     assert last.metrics.kept > 0, "there is a gain to measure"
-    growing = stream.changes(last, screen.TOKENS)[parts.figures]
-    assert growing["h"][1] == times(live(last.metrics).whole)
-    assert "whole answer" not in growing["n"] and parts.figures.value == {}
+    data = gr.EventData(None, {"token": answer.token})
+    request: Any = SimpleNamespace(username=None, session_hash="page")
+    shown = on.over(data, request, conversation, {})[on.parts.figures]
+    assert shown["h"][1] == times(live(last.metrics).whole)
+    assert "whole answer" not in shown["n"] and on.parts.figures.value == {}
     reopened = screen.last_figures(session, "local", conversation)
     assert (reopened["h"][1], reopened["n"]) == ("–", "press Prove it to measure")
     assert "measured after loading" in ui.header(session, ())

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 
 from app.preferences import Preferences
 from app.service.recorder import Update
-from engine.queue import Waiting
 from engine.errors import Cancelled, StrataError
+from engine.queue import Waiting
 
 KEPT = 16
 """Answers that are over and still known, for pages that have yet to see their end."""

@@ -115,8 +115,8 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An answer up to a moment: its first `tokens` tokens, from its first `forwards` steps, and what
-    they were worth.
+    """An answer up to a moment: its first `tokens` tokens, from its first `forwards` steps, and
+    what they were worth.
 
     No token is copied before it is asked for. `dropped` older messages did not fit the context.
     """

@@ -239,7 +239,7 @@ class Handlers:
             left = ended(self.session, self.parts, request, answer, drawn)
             if answer.update is not None:
                 figures, words = answer.update.metrics, ending(answer.update)
-                left[self.parts.figures] = panel(figures, answer.update.steps, ended=words)
+                left[self.parts.figures] = panel_values(figures, answer.update.steps, ended=words)
             return {**left, self.parts.proof: ""}
         return {**working(self.parts, False), self.parts.proof: ""}
 

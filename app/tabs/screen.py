@@ -20,7 +20,6 @@ from app.service.recorder import Update
 from app.session import Session
 from engine.compare import Speedup
 from engine.metrics import summarise
-from engine.queue import Waiting
 from engine.types import Prefill
 from storage.conversations import StoredMessage
 from storage.traces import Traces

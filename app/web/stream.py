@@ -22,10 +22,11 @@ from starlette.routing import Route
 
 from app import render
 from app.login import logged_in
+from app.panel import panel_values
 from app.service.generation import Answer, Generations
 from app.service.recorder import UPDATE_SECONDS, Update
-from engine.queue import Waiting
 from app.verdicts import waiting_line
+from engine.queue import Waiting
 
 FIGURES_SECONDS = 0.5
 QUIET_SECONDS = 15.0
@@ -51,24 +52,13 @@ TOKENS = ""
 """The kind of event that tokens come by."""
 
 
-def figures(update: Update) -> dict[str, Any]:
-    """What the panel beside the answer shows."""
-    known = update.metrics
-    return {
-        "tokens": known.tokens,
-        "forwards": known.forwards,
-        "tokens_per_second": round(known.tokens_per_second, 1),
-        "mean_acceptance_length": round(known.mean_acceptance_length, 2),
-        "ttft_seconds": round(known.ttft_seconds, 4),
-    }
-
-
 class Teller:
     """Tells one page what is new of an answer, behind its first `sent` tokens."""
 
     def __init__(self, answer: Answer, sent: int) -> None:
         self.answer, self.sent, self.ahead = answer, sent, 0
         self.sources: dict[str, int] = {}
+        self.steps = 0
         self.figures_due = 0.0
 
     def news(self, now: float) -> list[News]:
@@ -82,7 +72,7 @@ class Teller:
             found += self.tokens(update)
             if over or now >= self.figures_due:
                 self.figures_due = now + FIGURES_SECONDS
-                found.append(News("figures", figures(update), self.sent))
+                found.append(News("figures", self.figures(update), self.sent))
         return [*found, News("end", self.sent, self.sent)] if over else found
 
     def tokens(self, update: Update) -> list[News]:
@@ -96,6 +86,12 @@ class Teller:
         self.sent += len(fresh)
         told = News(TOKENS, groups, self.sent)
         return [told] if len(self.sources) == known else [self.legend(), told]
+
+    def figures(self, update: Update) -> dict[str, Any]:
+        """What the panel beside the answer shows: the figures, and the steps that are new."""
+        fresh = update.recorder.steps[self.steps : update.forwards]
+        self.steps = update.forwards
+        return panel_values(update.metrics, fresh)
 
     def legend(self) -> News:
         """What the sources' numbers mean."""

@@ -1,0 +1,94 @@
+"""What an answer costs while it grows does not depend on how long it is already."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from app.service import recorder as module
+from app.service.recorder import Recorder
+from engine.types import TARGET, Finish, Learned, Prefill, Step, Token
+from storage.conversations import Conversations, Piece
+from storage.database import Database
+
+
+def step(index: int, count: int = 2, finish: Finish | None = None) -> Step:
+    tokens = tuple(
+        Token(n, index * count + n, "context" if n else TARGET, n, f"{index}.{n} ")
+        for n in range(count)
+    )
+    return Step(index, tokens, verify_seconds=0.01, finish=finish)
+
+
+@pytest.fixture
+def store(db: Database) -> Conversations:
+    return Conversations(db, "local")
+
+
+@pytest.fixture
+def recorder(store: Conversations, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 1000.0)
+    conversation = store.create().id
+    store.append(conversation, "user", "hello")
+    made = Recorder(store, conversation, 7, lambda write: write())
+    yield made
+    made.close()
+
+
+def test_an_update_stays_what_it_was(recorder: Recorder) -> None:
+    recorder.add(Prefill(3, 0, 0.5))
+    updates = []
+    for index in range(20):
+        recorder.add(step(index))
+        updates.append(recorder.update(1))
+    for index, update in enumerate(updates):
+        assert (update.tokens, len(update.pieces), len(update.steps)) == (
+            2 * index + 2,
+            2 * index + 2,
+            index + 1,
+        )
+        assert update.metrics.forwards == index + 1 and update.metrics.tokens == 2 * index + 2
+        assert update.text == "".join(f"{i}.0 {i}.1 " for i in range(index + 1))
+    assert (updates[0].seed, updates[0].dropped, updates[0].finish) == (7, 1, None)
+    for before, after in pairwise(updates):
+        assert [piece.step for piece in after.since(before.tokens)] == [after.forwards - 1] * 2
+    recorder.add(Learned(0.25))
+    assert recorder.update(0).metrics.learning_seconds == 0.25
+
+
+def test_an_update_looks_at_no_token_until_it_is_asked(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: what is made of tokens while 2,000 steps are added and told."""
+    made, summarised = list[Any](), list[Any]()
+    piece_of, summarise = module.piece_of, module.summarise
+    monkeypatch.setattr(module, "piece_of", lambda *a: made.append(a) or piece_of(*a))
+    monkeypatch.setattr(module, "summarise", lambda *a: summarised.append(a) or summarise(*a))
+
+    class Watched(list[Any]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            Watched.looks += 1
+            return super().__iter__()
+
+        def __getitem__(self, at: Any) -> Any:
+            Watched.looks += 1
+            return super().__getitem__(at)
+
+    recorder.pieces, recorder.steps = Watched(), Watched()
+    for index in range(2000):
+        recorder.add(step(index))
+        recorder.update(0)
+    assert len(made) == 4000 and summarised == [] and Watched.looks == 0
+
+
+def test_the_end_is_stored_before_it_is_told(recorder: Recorder, store: Conversations) -> None:
+    recorder.add(step(0))
+    assert recorder.message_id == "" and len(store.messages(recorder.conversation_id)) == 1
+    recorder.add(step(1, finish="eos"))
+    said, answered = store.messages(recorder.conversation_id)
+    assert answered.id == recorder.message_id and answered.content == "0.0 0.1 1.0 1.1 "
+    assert answered.pieces == tuple(recorder.pieces) and isinstance(recorder.pieces[0], Piece)
+    assert said.content == "hello" and recorder.update(0).finish == "eos"
