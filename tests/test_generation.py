@@ -11,10 +11,9 @@ import pytest
 from app.service.generation import KEPT, Answer, Bell, Generations
 from app.service.recorder import Update
 from app.session import Session
-from engine.errors import Busy
-from engine.queue import Waiting
 from engine.backends.toy import ToyBackend
-from engine.errors import Cancelled
+from engine.errors import Busy, Cancelled
+from engine.queue import Waiting
 from storage.database import Database
 from tests.test_session import ME, preferences, soon, texts
 

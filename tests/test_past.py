@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from app.preferences import Preferences
-from app.session import Session
 from app.service.recorder import Update
+from app.session import Session
 from engine.backends.toy import ToyBackend
 from engine.engine import PastRecord, WantedPast
 from engine.errors import StorageError
