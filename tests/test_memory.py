@@ -9,6 +9,7 @@ import pytest
 
 from engine.backends import memory
 from engine.backends.memory import Need, free_memory, memory_need
+from engine.decode import never
 from engine.errors import ModelError
 
 SMALL = Path(__file__).resolve().parent.parent / "assets" / "models" / "tiny-chat" / "small"
@@ -149,11 +150,10 @@ def test_what_is_free_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_need_is_what_a_loaded_model_takes() -> None:
     from engine.backends.load_transformers import load_transformers
 
-    backend = load_transformers(str(SMALL), "cpu", "auto")
-    need = memory_need(str(SMALL), "cpu", "auto", 8192)
+    backend = load_transformers(str(SMALL), "cpu", "auto", 600)
+    need = memory_need(str(SMALL), "cpu", "auto", 600)
     assert (need.parameters, need.weights) == (backend.info.parameters, backend.info.memory_bytes)
-    layers = backend.cache.tree_layers
-    taken = sum(
-        t.numel() * t.element_size() for layer in layers for t in (layer.keys, layer.values)
-    )
-    assert need.cache == taken
+    backend.prefill([5] * 300, never)
+    assert 0 < backend.bytes < need.cache, "it grows with its text"
+    backend.prefill([5] * 600, never)
+    assert backend.bytes == need.cache, "a full context, and the largest tree behind it"

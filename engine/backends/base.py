@@ -74,14 +74,28 @@ class Scores(Protocol):
 
 
 class Backend(Protocol):
-    """A causal language model with a cache that can verify a tree and roll back.
+    """A sequence of a causal language model: its cache can verify a tree and roll back.
 
     Call order: `prefill` once, then `score` and `accept` in turn. The cache always holds all
     decided tokens but the last, which is the root of the next tree. After a forward that was not
-    accepted, or that failed, the next call is `prefill`: it begins again where it has to.
+    accepted the next call is `prefill`: it begins again where it has to. After one that failed the
+    cache is empty.
+
+    `open` gives more sequences of the same weights. Between `accept` and the next call, any of
+    them may be used; calls never overlap, so nothing is locked.
     """
 
     info: BackendInfo
+
+    @property
+    def bytes(self) -> int:
+        """About what the cache takes in memory, beside the weights: 0 when nothing was read yet."""
+
+    def open(self) -> "Backend":
+        """Another sequence, which is empty: the same weights and the same `info`."""
+
+    def close(self) -> None:
+        """Free what the cache takes. Whoever goes on begins from nothing."""
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of plain text, with no special tokens added."""

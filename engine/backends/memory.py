@@ -23,7 +23,11 @@ DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF1
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model takes: its parameters, bytes of its weights and of its cache."""
+    """What a model takes: its parameters, bytes of its weights and of its cache.
+
+    `cache` is that of the conversation in use, with a full context. Others that stay warm come on
+    top of it; they are bounded by the limit of engine/sequences.py.
+    """
 
     parameters: int
     weights: int

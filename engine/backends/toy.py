@@ -6,7 +6,9 @@ on a few tokens, so that text repeats often enough for drafts to be accepted.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -23,6 +25,8 @@ VOCABULARY = 260
 MEMORY = 2
 CHUNK = 64
 """Tokens of a prompt that are read at a time."""
+CELL = 1024
+"""Bytes that a token would take in a real cache."""
 
 
 def generator(suffix: tuple[int, ...], key: int) -> np.random.Generator:
@@ -59,7 +63,7 @@ def deviating(deviation: float, key: int = 1) -> Callable[[tuple[int, ...]], Flo
 class ToyBackend:
     """The toy model, or one of other `logits` after the last two tokens, shape (260,).
 
-    `forwards` counts forwards, `cache` is what a real cache would hold.
+    `cache` is what a real cache would hold, `forwards` counts the forwards of this sequence.
     """
 
     def __init__(
@@ -83,6 +87,19 @@ class ToyBackend:
         self.cache: list[int] = []
         self.tree: Tree | None = None
         self.forwards = 0
+
+    @property
+    def bytes(self) -> int:
+        return len(self.cache) * CELL
+
+    def open(self) -> Self:
+        other = copy(self)
+        other.close()
+        other.forwards = 0
+        return other
+
+    def close(self) -> None:
+        self.cache, self.tree = [], None
 
     def tokenize(self, text: str) -> list[int]:
         tokens: list[int] = []

@@ -1,19 +1,21 @@
 """Any causal language model that the transformers library loads, verified as a tree in torch.
 
-The library's own model class computes the forward; this file gives it a preallocated cache that is
-written in place, a 4-D mask that shows each tree row its ancestors only, and explicit positions.
-Accepting a path moves its rows together; rolling back is setting a length. Whether a model computes
-such a forward correctly is not assumed but checked at load: one that fails decodes plainly.
+The library's own model class computes the forward; this file gives it a cache that is written in
+place, a 4-D mask that shows each tree row its ancestors only, and explicit positions. Accepting a
+path moves its rows together; rolling back is setting a length. Whether a model computes such a
+forward correctly is not assumed but checked at load: one that fails decodes plainly. Sequences
+share all but the cache, which grows with what they hold.
 
 Invariant between calls: the cache holds the `cached` tokens, with the rotary factors of `regime`.
 `dirty` says that it may hold more, as rows were computed and not yet settled: where it cannot roll
-back, the next prompt then begins with an empty one.
+back, the next prompt then begins with an empty one. After an error it is empty.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from inspect import signature
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -33,24 +35,37 @@ from engine.types import Message
 PREFILL_CHUNK = 512
 PARALLEL = 16
 """Tokens that are read in one forward in the time of about one forward for each alone."""
+TREE_ROWS = LARGEST + 1
+"""Rows of the largest tree and its root, for which a cache has room behind its text."""
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 MIXED = -1
 """The regime of a cache whose tokens have different rotary factors: no other text can use it."""
 
 
 class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, shape (1, heads, capacity, head size), written in place."""
+    """One layer's keys and values, shape (1, heads, rows, head size), written in place.
+
+    The rows at least double when they are full, up to the cache's capacity. So each is copied about
+    once while a text grows, and most forwards allocate nothing.
+    """
 
     def __init__(self, cache: "TreeCache") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cache = cache
+        self.rows = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = (
-            states.new_zeros((*states.shape[:2], self.cache.capacity, states.shape[3]))
-            for states in (key_states, value_states)
-        )
+        self.keys, self.values = enlarged(key_states, 0, 0), enlarged(value_states, 0, 0)
         self.is_initialized = True
+
+    def grow(self, rows: int) -> None:
+        """Make room for so many rows at least."""
+        assert self.keys is not None and self.values is not None
+        self.rows = min(max(rows + TREE_ROWS, 2 * self.rows), self.cache.capacity)
+        length = self.cache.length
+        self.keys, self.values = (
+            enlarged(states, self.rows, length) for states in (self.keys, self.values)
+        )
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -59,6 +74,8 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
         start, end = self.cache.length, self.cache.length + key_states.shape[2]
+        if end > self.rows:
+            self.grow(end)
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
@@ -80,8 +97,15 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.cache.capacity
 
 
+def enlarged(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
+    """The first `length` rows, with room for `rows`."""
+    larger = states.new_empty((*states.shape[:2], rows, states.shape[3]))
+    larger[:, :, :length] = states[:, :, :length]
+    return larger
+
+
 class TreeCache(Cache):
-    """Preallocated rows; the first `length` are decided, those behind belong to the last tree."""
+    """The first `length` rows are decided, those behind belong to the last tree."""
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
@@ -125,7 +149,7 @@ def stopping(layers: Sequence[torch.nn.Module], cancelled: Callable[[], bool]) -
 
 
 class TransformersBackend:
-    """A loaded model and its tokenizer behind the Backend protocol. One run at a time.
+    """A loaded model and its tokenizer behind the Backend protocol: one sequence of it.
 
     `resumes` says whether layers that keep a state go on from it with several tokens at a time.
     `offset` is the position of the first token: 0 but while a model is checked.
@@ -156,7 +180,7 @@ class TransformersBackend:
     def reset(self) -> None:
         """An empty cache: ours where trees can be verified, else the library's own.
 
-        Ours is allocated once; empty means a length of 0.
+        Ours keeps its rows for what follows; empty means a length of 0.
         """
         self.cached = []
         self.tree, self.dirty = None, False
@@ -166,8 +190,32 @@ class TransformersBackend:
         elif isinstance(self.cache, TreeCache):
             self.cache.length = 0
         else:
-            capacity = self.info.context_length + LARGEST + 1
+            capacity = self.info.context_length + TREE_ROWS
             self.cache = TreeCache(config.num_hidden_layers, capacity)
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.cache)
+
+    def open(self) -> Self:
+        other = copy(self)
+        other.close()
+        return other
+
+    def close(self) -> None:
+        self.cache = None
+        self.reset()
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """While it is entered, an error leaves an empty cache: what it would hold is not known."""
+        try:
+            yield
+        except Stopped:
+            raise
+        except BaseException:
+            self.close()
+            raise
 
     def tokenize(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -219,7 +267,8 @@ class TransformersBackend:
     def read(self, chunk: Sequence[int]) -> None:
         """Run decided tokens and keep them."""
         self.dirty = True
-        self.forward(chunk, range(len(chunk)), logits=1)
+        with self.emptied():
+            self.forward(chunk, range(len(chunk)), logits=1)
         self.cached += chunk
         if self.info.can_tree:
             self.cache.length += len(chunk)
@@ -245,7 +294,8 @@ class TransformersBackend:
         regime = self.rotary.regime(self.offset + start + max(tree.depths))
         if regime != self.regime:
             self.regime = MIXED if self.cached else regime
-        logits = self.forward(tree.tokens, tree.depths, visible=ancestors(tree.parents))
+        with self.emptied():
+            logits = self.forward(tree.tokens, tree.depths, visible=ancestors(tree.parents))
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # else the wait would count as sampling
 
@@ -260,7 +310,8 @@ class TransformersBackend:
     def accept(self, rows: Sequence[int]) -> None:
         assert self.tree is not None, "accept follows score"
         if self.info.can_tree:
-            self.cache.keep((0, *rows))
+            with self.emptied():
+                self.cache.keep((0, *rows))
         self.cached += [self.tree.tokens[row] for row in (0, *rows)]
         self.tree, self.dirty = None, False
 
@@ -320,6 +371,14 @@ class TransformersBackend:
             else columns // reach != rows // reach
         )
         return far
+
+
+def bytes_of(cache: Cache) -> int:
+    """What a cache takes, whatever its layers keep: keys and values, or states by number."""
+    kept = [each for layer in cache.layers for each in vars(layer).values()]
+    kept += [each for states in kept if isinstance(states, dict) for each in states.values()]
+    tensors = [each for each in kept if isinstance(each, torch.Tensor) and each.ndim]
+    return sum(each.untyped_storage().nbytes() for each in tensors)
 
 
 def usual_kind(window: int | None, chunk: int | None) -> str:
