@@ -6,17 +6,24 @@ belongs to those of the leaves below it, and all share the cells that are decide
 winner's sequence leads on; the others keep what they share with it and are led on when they are
 needed next, so that a step touches a few cells, not the whole cache once per leaf.
 
-Invariant between steps: sequence `order[0]` holds exactly the `cached` tokens, any other one the
-first `held` of them. `dirty` says that it does not, as rows were computed and not yet settled.
-Logits are read in place.
+A conversation has the cache to itself: attention goes over all cells that are in use, whoever they
+belong to, so others in it would cost time in every forward. Whose turn it is not is parked: its
+cells are bytes in the host's memory until it is used again.
+
+Invariant between steps, of the backend that has the cache: sequence `order[0]` holds exactly the
+`cached` tokens, any other one the first `held` of them. `dirty` says that it does not, as rows were
+computed and not yet settled. Of any other backend: `parked` holds its `cached` tokens, or there are
+none. Logits are read in place.
 """
 
 import ctypes
 import re
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import llama_cpp
 import numpy as np
@@ -163,11 +170,20 @@ class Batch:
         self.raw.n_tokens = rows
 
 
-class LlamaCppBackend:
-    """A loaded model with one context, behind the Backend protocol. One run at a time.
+class Shared:
+    """What all sequences of a model have in common: the library's `model` and `context`, freed when
+    the last sequence is, and `holder`, the one whose tokens are in the cache, if it still is."""
 
-    `model` and `context` are the library's, freed when this object is. `template` fills the chat
-    template, where the file has one. `rows` is how many tokens of a prompt are read at a time.
+    def __init__(self, model: Any, context: Any) -> None:
+        self.holder: Callable[[], LlamaCppBackend | None] = lambda: None
+        weakref.finalize(self, free, context, model)
+
+
+class LlamaCppBackend:
+    """A loaded model behind the Backend protocol: one sequence of it, a conversation.
+
+    `model` and `context` are the library's. `template` fills the chat template, where the file has
+    one. `rows` is how many tokens of a prompt are read at a time.
     """
 
     def __init__(
@@ -196,13 +212,72 @@ class LlamaCppBackend:
         self.dirty = False
         self.address = 0
         self.logits = np.zeros((0, vocabulary.size), np.float32)
-        weakref.finalize(self, free, context, model)
+        self.parked: Any = None
+        self.shared = Shared(model, context)
 
     def reset(self) -> None:
-        """An empty cache."""
+        """An empty cache; that of another sequence stays as it is."""
+        if self.shared.holder() is self:
+            self.clear()
+        self.cached, self.tree, self.dirty, self.parked = [], None, False, None
+
+    def clear(self) -> None:
+        """Empty the library's cache, whoever holds it."""
         llama_cpp.llama_memory_clear(self.memory, False)
-        self.held = [0] * len(self.held)
-        self.cached, self.tree, self.dirty = [], None, False
+        self.held[:] = [0] * len(self.held)
+
+    @property
+    def bytes(self) -> int:
+        if self.shared.holder() is self:
+            return self.size() if self.cached else 0
+        return len(self.parked or ())
+
+    def size(self) -> int:
+        """Bytes that the decided tokens take in the library's cache."""
+        return int(llama_cpp.llama_state_seq_get_size(self.context, self.order[0]))
+
+    def open(self) -> Self:
+        other = copy(self)
+        other.cached, other.tree, other.dirty, other.parked = [], None, False, None
+        return other
+
+    def close(self) -> None:
+        self.reset()
+
+    def enter(self) -> None:
+        """Have the library's cache hold this sequence; the one that it held is parked.
+
+        Where that cannot be restored, the sequence is empty.
+        """
+        holder = self.shared.holder()
+        if holder is self:
+            return
+        if holder is not None:
+            holder.park()
+        self.clear()
+        self.shared.holder = weakref.ref(self)
+        if self.cached and not self.restore():
+            self.reset()
+        self.parked = None
+
+    def park(self) -> None:
+        """Keep the decided tokens as bytes, where memory allows: others need the cache."""
+        self.keep(len(self.cached))
+        self.tree = None
+        if self.cached:
+            size, place = self.size(), self.order[0]
+            with suppress(MemoryError):
+                parked = (ctypes.c_uint8 * size)()
+                if llama_cpp.llama_state_seq_get_data(self.context, parked, size, place) == size:
+                    self.parked = parked
+
+    def restore(self) -> bool:
+        """Put the parked bytes into the library's cache, which is empty; whether it took them."""
+        if self.parked is None:
+            return False
+        size, place = len(self.parked), self.order[0]
+        read = llama_cpp.llama_state_seq_set_data(self.context, self.parked, size, place)
+        return bool(read == size)
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokens.tokenize(text)
@@ -233,6 +308,7 @@ class LlamaCppBackend:
             raise PromptError(
                 f"The prompt holds tokens that are none of the {size:,} of the model."
             )
+        self.enter()
         reused = common_prefix(self.cached, wanted)
         self.keep(reused)
         reused = len(self.cached)
@@ -259,12 +335,18 @@ class LlamaCppBackend:
         if self.dirty or length < len(self.cached):
             if not llama_cpp.llama_memory_seq_rm(self.memory, -1, length, -1):
                 self.reset()
-            self.held = [min(held, length) for held in self.held]
+            self.held[:] = [min(held, length) for held in self.held]
             del self.cached[length:]
         self.dirty = False
 
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         start, rows = len(self.cached), len(tree.tokens)
+        self.enter()
+        if len(self.cached) < start:
+            raise ModelError(
+                f"{start:,} tokens of this conversation could not be put back into the cache of "
+                f"{self.info.name}. Send the message again."
+            )
         # Our own promise to the library: it gets no more rows than there is room for.
         assert rows <= TREE_ROWS and start + rows <= self.cells, f"{rows} rows after {start}"
         places = [start + depth for depth in tree.depths]
