@@ -14,6 +14,7 @@ import pytest
 from app import palette
 from app.families import LATEST, sampler_of, sampler_words
 from app.preferences import Preferences
+from app.service.recorder import Update
 from app.session import Session
 from app.stacks import Candidate, Stacks, amount
 from engine import costs as engine_costs
