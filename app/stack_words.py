@@ -157,12 +157,14 @@ def planned(family: Family | None, rule: Rule, plan: Plan | None, spec: str) -> 
     plain, seconds = profile.target.seconds(0), recursion.latency(plan)
     listed = [
         ("plan", f"{plan}{'' if spec else ', the best one'}"),
-        ("predicted", f"{per_token(seconds)} per token, {plain / seconds:.2f}× plain decoding"),
+        ("predicted", f"{per_token(seconds)} per token, decoding alone {times(plain / seconds)}"),
         ("plain", f"{per_token(plain)} per token"),
     ]
     if profile.target.databases is not None:
         alone = recursion.latency(Plan(databases=True))
-        listed.append(("databases only", f"{per_token(alone)}, {plain / alone:.2f}× plain"))
+        listed.append(
+            ("databases only", f"{per_token(alone)}, decoding alone {times(plain / alone)}")
+        )
     listed.append(("memory", f"{amount(memory(profile, plan))} of weights"))
     return f"{PLAN}<p>{escape(sentence(plan, profile.target.name))}</p>{facts(listed)}"
 
@@ -184,7 +186,7 @@ def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Seque
         better = best_plan(family, rule, plan, recursion)
         return "".join([*lines, line("differs", "Slower than plain", words + better)])
     gain = profile.target.seconds(0) / recursion.latency(plan)
-    words = f"{plan} is predicted to be {gain:.2f}× as fast as plain decoding."
+    words = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding does."
     return "".join([*lines, line("same", "The stack pays", words)])
 
 

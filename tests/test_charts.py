@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from app import charts
+from app.comparison import Progress, Timed
 from app.palette import INK, INKS, PLAIN
+from app.tabs import compare
 from engine.calibration import Calibration
 from engine.costs import LARGEST, CostCurve
 from engine.types import TARGET, Step, Token, TrustRow
@@ -80,13 +82,30 @@ def test_tier_rates() -> None:
     assert list(drafted.y) == [6, 3, 0] and list(accepted.y) == [3, 0, 0]
 
 
-def test_speedups_show_each_repeat_and_the_median() -> None:
-    figure = charts.speedups([1.5, 2.5, 2.0])
+def test_speedups_show_each_repeat_and_what_all_of_them_say() -> None:
+    figure = charts.speedups([1.5, 2.5, 2.0], 2.0)
     assert list(figure.data[0].y) == [1.5, 2.5, 2.0]
     assert sorted(shape.y0 for shape in figure.layout.shapes) == [1.0, 2.0]
-    figure = charts.speedups([1.5, None, 2.0])
+    figure = charts.speedups([1.5, None, 2.0], None)
     assert list(figure.data[0].x) == ["1", "3"] and list(figure.data[0].y) == [1.5, 2.0]
-    assert not charts.speedups([None]).data
+    assert [shape.y0 for shape in figure.layout.shapes] == [1.0]
+    assert not charts.speedups([None], None).data
+
+
+def test_the_line_over_the_repeats_is_the_speedup_that_the_verdict_tells() -> None:
+    """Also where a repeat has no bar, as it accepted nothing: its time counts nevertheless."""
+
+    def timed(seconds: float, kept: int) -> Timed:
+        accepted = {"context": kept} if kept else {}
+        one = Step(0, (Token(1, 0, TARGET),), accepted=accepted, verify_seconds=seconds)
+        return Timed("hd", None, (one,))
+
+    pairs = tuple((timed(4.0, 0), timed(took, kept)) for took, kept in ((2, 3), (1, 0), (1.6, 3)))
+    progress = Progress(pairs, 2, None)
+    assert [each.whole for each in progress.speedups] == [2.0, None, 2.5]
+    assert progress.speedup.whole == 2.5
+    lines = [shape.y0 for shape in compare.drawn(progress)[0].layout.shapes]
+    assert lines == [2.5, 1.0]
 
 
 def test_history(db: Database) -> None:

@@ -146,10 +146,9 @@ def drawn(progress: Progress | None) -> list[Any]:
     fast: tuple[Step, ...] = ()
     if progress and progress.pairs:
         plain, fast = (timed.steps for timed in progress.pairs[-1])
-    return [
-        charts.speedups([pair.whole for pair in progress.speedups] if progress else []),
-        *charts.of_run(fast, plain),
-    ]
+    repeats = [pair.whole for pair in progress.speedups] if progress else []
+    whole = progress.speedup.whole if progress else None
+    return [charts.speedups(repeats, whole), *charts.of_run(fast, plain)]
 
 
 def side(name: str, timed: Timed) -> dict[str, Any]:
