@@ -94,7 +94,7 @@ class Process:
     """The object that `make` makes in a process of its own, which starts at once.
 
     `on_state(value)` is called for each published value; it must be quick and must not use this
-    Remote, as nothing else arrives meanwhile. `on_death(reason)` is called once for each process
+    object, as nothing else arrives meanwhile. `on_death(reason)` is called once for each process
     that ended unasked, when everything that was under way has got its EngineDied; never twice at
     the same time. It may take long and may `restart`.
     """
@@ -197,7 +197,7 @@ class Link:
         Thread(target=self._read, name="engine-reader", daemon=True).start()
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See Remote.call."""
+        """See Process.call."""
         number, future = next(self._numbers), Future[bytes]()
         message = pack("call", number, (name, args, kwargs))
         with self._lock:
@@ -210,7 +210,7 @@ class Link:
             self._calls.pop(number, None)
 
     def stream(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream[Any]:
-        """See Remote.stream."""
+        """See Process.stream."""
         number = next(self._numbers)
         message, stream = pack("stream", number, (name, args, kwargs)), Incoming(self, number)
         with self._lock:
@@ -560,14 +560,16 @@ def pack_error(error: BaseException) -> Failure:
         trace = "".join(traceback.format_exception(error))
     try:
         data = pickle.dumps(error, PROTOCOL)
-        pickle.loads(data)  # Many can be written but not read: it calls them with what they say.
     except Exception:
         data = b""
     return words, trace, data
 
 
 def unpack_error(words: str, trace: str, data: bytes) -> Exception:
-    """The exception to raise here. What would end this process, as SystemExit, is not raised."""
+    """The exception to raise here. What would end this process, as SystemExit, is not raised.
+
+    Many can be written but not read: reading one calls its class with the words that it says.
+    """
     try:
         found = Known(io.BytesIO(data)).load()
     except Exception:
