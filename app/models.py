@@ -14,7 +14,7 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
 from app.stacks import amount
@@ -30,6 +30,8 @@ from storage.sources import SourceStore
 
 if TYPE_CHECKING:
     from app.session import Session
+
+T = TypeVar("T")
 
 EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
 """The embedded target as a GGUF file."""
@@ -254,29 +256,39 @@ class Models:
         stacks = self.session.stacks
         mine = [offer for offer in stacks.offered if not is_embedded(offer)]
         stacks.offered = [*drafts_beside(source), *mine]
-        try:
-            self.store.add(source, asdict(runtime))
-        except StorageError as error:
-            self.notices.append(str(error))
+        self.tried(lambda: self.store.add(source, asdict(runtime)))
 
     def exchange(self, wanted: Load, report: Report, run: Run) -> None:
         """Have the engine load a model in the place of the one that it has."""
         session, stacks = self.session, self.session.stacks
         spec, drafts = stacks.spec, session.engine.state.drafts
         stream = run.stop.start(lambda: session.engine.load(wanted))
+        costs = session.costs
+
+        def recall(asked: WantedCosts) -> Costs | None:
+            return self.tried(partial(costs.recall, asked.info))
+
         try:
-            for item in answered(stream, lambda asked: session.recall(asked, ME, "")):
+            for item in answered(stream, recall):
                 if isinstance(item, Share):
                     report(Progress(item.share, item.words))
                 elif isinstance(item, Notice):
                     self.notices.append(item.text)
                 elif isinstance(item, Costed):
-                    session.keep(ME, partial(session.costs.save, item.info, item.costs))
+                    self.tried(partial(costs.save, item.info, item.costs))
         except ModelError:
             if session.engine.state.drafts == drafts:
                 # They are there as before, where they made room as well: so is the plan.
                 stacks.spec = spec
             raise
+
+    def tried(self, store: Callable[[], T]) -> T | None:
+        """What a store says, or does; a failure becomes a notice, as loading can do without."""
+        try:
+            return store()
+        except StorageError as error:
+            self.notices.append(str(error))
+            return None
 
 
 def runtime_of(values: Mapping[str, Any]) -> Runtime:

@@ -38,7 +38,6 @@ from engine.engine import (
     Said,
     Started,
     State,
-    WantedCosts,
     WantedLog,
     WantedPast,
     answered,
@@ -139,8 +138,6 @@ class Session:
         """What the engine asks for, as it is stored."""
         if isinstance(wanted, WantedPast):
             return self.pasts.recall(owner, wanted.fingerprint)
-        if isinstance(wanted, WantedCosts):
-            return self.keep(owner, lambda: self.costs.recall(wanted.info))
         assert isinstance(wanted, WantedLog)
         store, fingerprint = ContextStore(self.database, owner), wanted.tokenizer_fingerprint
         log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []

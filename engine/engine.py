@@ -300,7 +300,8 @@ class Engine(Protocol):
 
 
 def answered(stream: Stream[Any], reply: Callable[[Any], Any]) -> Iterator[Any]:
-    """The items of a stream; what it asks for is answered by `reply`, whose error stops it."""
+    """The items of a stream; what it asks for is answered by `reply`. Where that fails, the stream
+    is stopped: nobody may wait for an answer that never comes."""
     for item in stream:
         if isinstance(item, WantedPast | WantedLog | WantedCosts):
             try:

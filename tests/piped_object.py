@@ -1,4 +1,4 @@
-"""The object that tests/test_remote.py runs in a process of its own. Imports next to nothing."""
+"""The object that tests/test_pipe.py runs in a process of its own. Imports next to nothing."""
 
 import ctypes
 import os
