@@ -58,6 +58,14 @@ def room(session: Session, conversation: str, owner: str = ME) -> Room:
     return knowledge(session).rooms[owner, conversation]
 
 
+def forgotten(session: Session) -> None:
+    """Have everything read again that is stored."""
+    known = knowledge(session)
+    for owner in list(known.pasts):
+        session.engine.forget(owner, past=True)
+    assert not (knowledge(session).pasts or known.rooms)
+
+
 def soon(wanted: Callable[[], bool]) -> bool:
     """Whether it comes about while nothing else happens."""
     deadline = time.monotonic() + SECONDS

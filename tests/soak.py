@@ -29,8 +29,9 @@ def main(conversations: int, owners: int, limit: int) -> None:
     with tempfile.TemporaryDirectory() as folder, Database(Path(folder) / "soak.db") as database:
         # The toy remembers its logits, which is not what is measured here.
         backend = ToyBackend(4096, logits=toy_logits.__wrapped__)
-        session = Session(Local(backend=backend), database)
-        session.memory.limit = limit
+        engine = Local(backend=backend)
+        session, knowledge = Session(engine, database), engine.loaded.knowledge
+        knowledge.limit = limit
         for number in range(conversations):
             owner = f"owner {number % owners}"
             words = (f"{draw.getrandbits(40):x}" for _ in range(200))
@@ -41,8 +42,7 @@ def main(conversations: int, owners: int, limit: int) -> None:
                 pass
             if (number + 1) % (conversations // 10) == 0:
                 gc.collect()
-                taken = session.memory.taken(session.loaded, session.rooms)
-                print(process.memory_info().rss, taken, flush=True)
+                print(process.memory_info().rss, knowledge.bytes, flush=True)
 
 
 if __name__ == "__main__":

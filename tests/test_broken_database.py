@@ -20,9 +20,11 @@ from app.session import Session
 from engine import costs as engine_costs
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError, StorageError
+from engine.local import Local
 from engine.reading import Reading
 from storage.database import Database
-from tests.test_session import ME, ask
+from tests.inside import ME, forgotten
+from tests.test_session import ask
 from tests.test_tabs import made
 
 FEW = 1
@@ -61,12 +63,11 @@ def refuse(*_: object) -> NoReturn:
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     measure = partial(engine_costs.measure_costs, sizes=(0, 1, 4), seconds=0.01)
-    monkeypatch.setattr("app.costs.measure_costs", measure)
+    monkeypatch.setattr("engine.loaded.measure_costs", measure)
     monkeypatch.setattr(Database, "BUSY_SECONDS", 0.05)
     with Database(tmp_path / "strata.db") as db:
-        yield Session(
-            Local(backend=ToyBackend()), db, reading=Reading(load=refuse, download=refuse)
-        )
+        reading = Reading(load=refuse, download=refuse)
+        yield Session(Local(backend=ToyBackend(), reading=reading), db, reading=reading)
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_every_handler_tells_that_the_database_broke(
     events = [event for event in blocks.fns.values() if event.fn is not None]
     assert len(events) > 40
     act(tmp_path / "strata.db")
-    session.rooms.clear()
+    forgotten(session)
     problems = {raised_by(event, conversation) for event in events}
     assert problems == {""}
     assert any("strata.db" in notice for notice in told)

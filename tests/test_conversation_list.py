@@ -14,17 +14,24 @@ from app.preferences import Preferences
 from app.service.generation import Answer
 from app.session import Session
 from app.tabs import chat, conversations, screen, settings
-from engine.backends.toy import ToyBackend
+from engine.engine import Request
+from engine.local import Local
 from storage.database import Database
 from storage.traces import Traces
-from tests.test_session import ME, ask, soon
+from tests.inside import ME, Held, forgotten
+from tests.test_session import ask, soon
 from tests.test_tabs import made
 
 REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
 
 
 @pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
+def toy() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def session(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy), db)
 
 
@@ -207,7 +214,7 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
 ) -> None:
     id, _ = ask(on.session)
     sound = on.session.conversations(ME).create("sound").id
-    on.session.rooms.clear()
+    forgotten(on.session)
     act(db)
     choices, _ = on.redraw(REQUEST, None, "", {})
     assert {key for _, key in choices["choices"]} == {id, sound}
@@ -243,11 +250,11 @@ def talking(session: Session) -> chat.Handlers:
 
 
 def test_a_view_is_filled_by_who_switches_to_it_also_while_an_answer_grows(
-    session: Session, talking: chat.Handlers
+    session: Session, toy: Held, talking: chat.Handlers
 ) -> None:
     """The stored messages, and which answer to follow: what there is of it comes by its stream."""
-    other = session.model.stream(number for number in (1, 2))
-    assert next(other) == 1
+    toy.allow(1)
+    other = session.engine.generate(Request(prompt=(1, 2)))
     values = [part.value for part in talking.controls.inputs]
     begun = talking.say(REQUEST, "hello", None, None, {}, *values)
     conversation, tokens = begun[talking.current], talking.parts.tokens
@@ -259,7 +266,8 @@ def test_a_view_is_filled_by_who_switches_to_it_also_while_an_answer_grows(
     hidden, bubbles = switched[tokens]["value"], switched[talking.parts.bubbles]["value"]
     assert hidden["turns"] == [] and hidden["stream"] == {"token": answer.token, "shown": False}
     assert [bubble["content"] for bubble in bubbles] == ["hello"]
-    other.close()  # type: ignore[attr-defined]
+    other.close()
+    toy.allow()
     assert soon(lambda: answer.over)
     switched = talking.look(REQUEST, screen.TOKENS, conversation, {})
     assert (
@@ -322,11 +330,11 @@ def test_nobody_is_told_of_another_ones_answer(session: Session, talking: chat.H
 
 
 def test_nothing_is_said_into_an_answer_that_grows(
-    session: Session, talking: chat.Handlers, told: list[str]
+    session: Session, toy: Held, talking: chat.Handlers, told: list[str]
 ) -> None:
     """It would be answered without knowing that answer, which would not be kept."""
-    other = session.model.stream(number for number in (1, 2))
-    assert next(other) == 1
+    toy.allow(1)
+    other = session.engine.generate(Request(prompt=(1, 2)))
     conversation = asked(talking, "hello")[talking.current]
     assert talking.parts.box not in asked(talking, "too early", conversation), "it stays written"
     values = [part.value for part in talking.controls.inputs]
@@ -338,4 +346,5 @@ def test_nothing_is_said_into_an_answer_that_grows(
     answer = session.generations.find(ME, conversation)
     session.stop(ME, conversation)
     assert answer is not None and soon(lambda: answer.over) and not answer.error
-    other.close()  # type: ignore[attr-defined]
+    other.close()
+    toy.allow()

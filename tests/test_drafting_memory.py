@@ -3,20 +3,18 @@
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from app.loaded import Loaded
-from app.rooms import Room, Rooms
 
-from app.memory import LIMIT, Latest, Memory
-from app.past import Pasts
+from app.memory import Latest
 from app.preferences import Preferences
-from app.session import Session
+from app.session import PROVABLE, Session
 from engine.backends.toy import ToyBackend
+from engine.calibration import Calibration
 from engine.drafters.context import SLACK, ContextTier
 from engine.drafters.model import ModelTier
+from engine.knowledge import LIMIT, MOST_OPEN, Knowledge, Past, Room
 from engine.local import Local
 from engine.methods import Databases
 from engine.settings import Generation, Sampling
@@ -24,6 +22,7 @@ from engine.types import Gram
 from storage.contexts import ContextStore
 from storage.database import Database
 from storage.ngrams import ModelNgrams
+from tests.inside import knowledge, past, room
 
 ROOT = Path(__file__).parent.parent
 MB = 1 << 20
@@ -44,86 +43,77 @@ def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = 
     return conversation
 
 
-def taken(session: Session) -> int:
-    return session.memory.taken(session.loaded, session.rooms)
-
-
 def test_owners_come_and_go_within_the_limit(session: Session) -> None:
-    session.memory.limit = MB
+    known = knowledge(session)
+    known.limit = MB
     for number in range(100):
         ask(session, f"owner {number % 50}", seed=number)
-        assert taken(session) <= MB
-    assert 0 < len(session.rooms.open) < 20 and 0 < len(session.pasts.known) < 20
-    assert {who for who, _ in session.rooms.open} <= set(session.pasts.known)
-    session.memory.limit = LIMIT
+        assert knowledge(session).bytes <= MB
+    assert 0 < len(known.rooms) < 20 and 0 < len(known.pasts) < 20
+    assert {who for who, _ in known.rooms} <= set(known.pasts)
+    known.limit = LIMIT
     for number in range(50):
         ask(session, f"owner {number}")
-    assert len(session.pasts.known) == 50, "with room for all, all stay"
+    assert len(knowledge(session).pasts) == 50, "with room for all, all stay"
+    assert len(known.rooms) == MOST_OPEN
 
 
 def test_what_was_dropped_is_as_it_was_when_it_is_needed_again(
     session: Session, db: Database
 ) -> None:
     conversation = ask(session, "ann")
-    room, past = session.room("ann", conversation), session.pasts.of("ann")
-    log, size, trusts = list(room.databases.context.log), past.tier.size, past.calibration.rows()
-    session.memory.limit = 1
+    before = past(session, "ann")
+    log = list(room(session, conversation, "ann").databases.context.log)
+    grams, trusts = dict(before.tier.grams()), before.calibration.rows()
+    known = knowledge(session)
+    known.limit = 1
     ask(session, "bob")
-    assert list(session.pasts.known) == ["bob"]
-    assert [who for who, _ in session.rooms.open] == ["bob"]
-    again = session.pasts.of("ann")
-    assert again is not past and again.tier.size == size
+    assert list(knowledge(session).pasts) == ["bob"]
+    assert [who for who, _ in known.rooms] == ["bob"]
+    # Plain decoding has no drafters, so nothing is learned on top.
+    drafted = session.say("ann", conversation, "hello there")
+    plain = Preferences(Generation(Sampling(seed=1), max_tokens=1), "plain", fresh_seed=False)
+    for _ in session.answer("ann", drafted, plain):
+        pass
+    again = past(session, "ann")
+    assert again is not before and dict(again.tier.grams()) == grams
     assert sorted(again.calibration.rows()) == sorted(trusts)
-    assert session.room("ann", conversation).databases.context.log == log
+    assert room(session, conversation, "ann").databases.context.log == log
 
 
 def test_the_answer_under_way_keeps_its_past_and_its_room_however_little_fits(
     session: Session, db: Database
 ) -> None:
-    session.memory.limit = 1
+    known = knowledge(session)
+    known.limit = 1
     conversation = ask(session, "ann")
-    assert list(session.rooms.open) == [("ann", conversation)]
+    assert list(knowledge(session).rooms) == [("ann", conversation)]
     before = ModelNgrams(db, "ann", "toy").rows()
     store = ContextStore(db, "ann")
     logged = store.size(conversation, "bytes")
     ask(session, "ann", seed=9, conversation=conversation)
-    assert list(session.rooms.open) == [("ann", conversation)]
+    assert list(knowledge(session).rooms) == [("ann", conversation)]
     assert ModelNgrams(db, "ann", "toy").rows() > before > 0
     assert store.size(conversation, "bytes") > logged > 0
 
 
 def test_an_owner_who_only_compares_takes_room_of_others(session: Session) -> None:
     ask(session, "ann")
-    session.memory.limit = 1
+    knowledge(session).limit = 1
     chosen = Preferences(Generation(Sampling(seed=1), max_tokens=4), fresh_seed=False)
     for _ in session.compare("bob", "hello there", "", chosen, 1):
         pass
-    assert list(session.pasts.known) == ["bob"]
+    assert list(knowledge(session).pasts) == ["bob"]
 
 
-class Clock:
-    """Every look is a second later."""
+def enter(known: Knowledge, owner: str, name: str) -> Room:
+    """Use a conversation as the engine does: the past first."""
+    used = known.past(owner, lambda: Past(ModelTier(), Calibration()))
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def recall() -> Room:
+        return Room(Databases(ContextTier(range(300)), used.tier))
 
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-@pytest.fixture
-def loaded(db: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loaded]:
-    clock = Clock()
-    for module in ("app.rooms.monotonic", "app.past.monotonic"):
-        monkeypatch.setattr(module, clock)
-    yield Session(Local(backend=ToyBackend()), db).loaded
-
-
-def enter(rooms: Rooms, pasts: Pasts, owner: str, name: str) -> Room:
-    """Use a conversation as the session does: the past first."""
-    past = pasts.of(owner)
-    return rooms.get(owner, name, lambda: Room(Databases(ContextTier(range(300)), past.tier)))
+    return known.room(owner, name, recall)
 
 
 @pytest.mark.parametrize(
@@ -135,35 +125,56 @@ def enter(rooms: Rooms, pasts: Pasts, owner: str, name: str) -> Room:
     ],
 )
 def test_the_last_conversation_stays_when_nothing_else_may(
-    loaded: Loaded, entered: list[str], stay: list[str], owners: str
+    entered: list[str], stay: list[str], owners: str
 ) -> None:
-    rooms = Rooms()
+    known = Knowledge(limit=1)
     for owner, name in map(tuple, entered):
-        enter(rooms, loaded.pasts, owner, name)
-    Memory(1).fit(loaded, rooms, entered[-1][0])
-    assert [f"{owner}{name}" for owner, name in rooms.open] == stay
-    assert list(loaded.pasts.known) == list(owners)
+        enter(known, owner, name)
+    known.fit(entered[-1][0])
+    assert [f"{owner}{name}" for owner, name in known.rooms] == stay
+    assert list(known.pasts) == list(owners)
 
 
-def test_the_one_used_longest_ago_goes_first(loaded: Loaded) -> None:
-    rooms, pasts = Rooms(), loaded.pasts
+def test_the_one_used_longest_ago_goes_first() -> None:
+    known = Knowledge()
     for owner, name in map(tuple, ("a1", "a2", "b1", "c1", "a1")):
-        enter(rooms, pasts, owner, name)
-    memory = Memory()
-    room, past = rooms.open["c", "1"].bytes, pasts.bytes // 3
+        enter(known, owner, name)
+    one = known.rooms["c", "1"].bytes
     for dropped, left in (
-        (room, ["b1", "c1", "a1"]),
-        (room, ["c1", "a1"]),
+        (one, ["b1", "c1", "a1"]),
+        (one, ["c1", "a1"]),
         (1, ["a1"]),
         (1, ["a1"]),
     ):
-        memory.limit = memory.taken(loaded, rooms) - dropped
-        memory.fit(loaded, rooms, "a")
-        assert [f"{owner}{name}" for owner, name in rooms.open] == left
-    assert set(pasts.known) == {"a"} and past > 0
-    memory.limit = LIMIT
-    memory.fit(loaded, rooms, "a")
-    assert memory.taken(loaded, rooms) == rooms.bytes + pasts.bytes
+        known.limit = known.bytes - dropped
+        known.fit("a")
+        assert [f"{owner}{name}" for owner, name in known.rooms] == left
+    assert set(known.pasts) == {"a"}
+    known.limit = LIMIT
+    known.fit("a")
+    assert known.bytes == known.rooms["a", "1"].bytes + known.pasts["a"].bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("wish", "rooms", "pasts"),
+    [
+        (("a", "1", False), ["a2", "b1"], "ab"),
+        (("a", None, False), ["b1"], "ab"),
+        (("a", None, True), ["b1"], "b"),
+        (("c", None, True), ["a1", "a2", "b1"], "ab"),
+    ],
+)
+def test_what_is_to_be_forgotten_goes_when_it_is_swept(
+    wish: tuple[str, str | None, bool], rooms: list[str], pasts: str
+) -> None:
+    known = Knowledge()
+    for owner, name in map(tuple, ("a1", "a2", "b1")):
+        enter(known, owner, name)
+    known.unwanted.append(wish)
+    assert len(known.rooms) == 3
+    known.sweep()
+    assert [f"{owner}{name}" for owner, name in known.rooms] == rooms
+    assert "".join(known.pasts) == pasts and not known.unwanted
 
 
 def test_an_open_conversation_forgets_as_its_store_does(
@@ -173,34 +184,39 @@ def test_an_open_conversation_forgets_as_its_store_does(
     conversation = ask(session, "ann")
     for seed in range(12):
         ask(session, "ann", seed, conversation)
-        assert len(session.room("ann", conversation).databases.context.log) <= 200 * SLACK
-    log = session.room("ann", conversation).databases.context.log
+        log = room(session, conversation, "ann").databases.context.log
+        assert len(log) <= 200 * SLACK
     assert log[-200:] == ContextStore(session.database, "ann").load(conversation, "bytes")
 
 
 def test_everything_that_grows_is_counted(session: Session) -> None:
-    """Context and harvest, the past, what the published method makes of it, and the answer."""
+    """Context and harvest, the past, what the published method makes of it, and the tokens."""
     draw = random.Random(1)
     tokens = [draw.randrange(5000) for _ in range(4000)]
-    room = Room(Databases(ContextTier(tokens), ModelTier()))
-    bytes_ = [room.bytes, (room.databases.bytes)]
+    entered = Room(Databases(ContextTier(tokens), ModelTier()))
+    bytes_ = [entered.bytes, (entered.databases.bytes)]
     assert bytes_[0] == bytes_[1] > 300 * len(tokens)
     for at in range(2, 2000):
-        room.databases.harvest.observe(tokens[:at][-4:], 1, lambda _: [(7, 0.5)])
-    harvested = room.bytes
+        entered.databases.harvest.observe(tokens[:at][-4:], 1, lambda _: [(7, 0.5)])
+    harvested = entered.bytes
     assert harvested > bytes_[0] + 2000 * 300
-    room.databases.past.finish(tokens, 2000)
-    assert room.bytes == harvested, "the past is counted once, not per room"
-    assert room.databases.past.bytes > 300 * 1990
-    context, model = room.databases.as_published()[:2]
+    entered.databases.past.finish(tokens, 2000)
+    assert entered.bytes == harvested, "the past is counted once, not per room"
+    assert entered.databases.past.bytes > 300 * 1990
+    context, model = entered.databases.as_published()[:2]
     context.observe(tokens, len(tokens), None)
-    assert room.bytes > harvested + 200 * (2000 + 4000)
-    conversation = ask(session, "ann")
-    answered = session.room("ann", conversation)
-    assert answered.answered is not None
-    whole, answered.answered = answered.bytes, None
-    assert whole > answered.bytes + 500 * 10
-    assert taken(session) == session.pasts.bytes + session.rooms.bytes > 0
+    assert entered.bytes > harvested + 200 * (2000 + 4000)
+    used = room(session, ask(session, "ann"), "ann")
+    whole, said = used.bytes, len(used.tokens)
+    used.tokens = []
+    assert whole >= used.bytes + 8 * said > used.bytes
+    assert knowledge(session).bytes == past(session, "ann").bytes + used.bytes > 0
+
+
+def test_answers_that_can_be_proved_are_few(session: Session) -> None:
+    """Each is held with all its steps."""
+    asked = [("ann", ask(session, "ann")) for _ in range(PROVABLE + 3)]
+    assert list(session.answered) == asked[3:]
 
 
 def test_a_past_that_was_read_takes_little_more_than_its_counts(db: Database) -> None:

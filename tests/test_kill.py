@@ -83,7 +83,7 @@ def child(folder: str, seed: int) -> None:
         note("learned", "")
 
     ModelTier.finish = learn_slowly  # type: ignore[method-assign]
-    session = Session(Slow(), Database(Path(folder, "strata.db")))
+    session = Session(Local(backend=Slow()), Database(Path(folder, "strata.db")))
     for number, text in answers(session, seed):
         note(number, text)
 

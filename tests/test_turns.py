@@ -1,4 +1,4 @@
-"""What can be stopped: the runs that are there, with what the engine does for them, and no other."""
+"""What can be stopped: the runs that are there, and what the engine does for them."""
 
 import threading
 from typing import Any
