@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from app.session import Session
+from engine.backends.base import Backend
 from engine.backends.toy import ToyBackend
 from engine.knowledge import Knowledge, Past, Room
 from engine.local import Local
+from engine.settings import Runtime
 
 ME = "local"
 SECONDS = 20.0
@@ -16,22 +18,24 @@ SECONDS = 20.0
 
 
 class Held(ToyBackend):
-    """A toy that makes as many forwards as it is allowed, and then waits for more."""
+    """A toy that makes as many forwards as it is allowed, and then waits for more; all its
+    sequences together."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.allowed = float("inf")
+        self.allowed = [float("inf")]
         self.changed = threading.Condition()
 
     def allow(self, forwards: float = float("inf")) -> None:
-        """Let it make so many more."""
+        """Let it make so many from now on."""
         with self.changed:
-            self.allowed = self.forwards + forwards
+            self.allowed[0] = forwards
             self.changed.notify_all()
 
     def score(self, *arguments: Any, **named: Any) -> Any:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.forwards < self.allowed, SECONDS)
+            assert self.changed.wait_for(lambda: self.allowed[0] > 0, SECONDS)
+            self.allowed[0] -= 1
         return super().score(*arguments, **named)
 
 
@@ -64,6 +68,12 @@ def forgotten(session: Session) -> None:
     for owner in list(known.pasts):
         session.engine.forget(owner, past=True)
     assert not (knowledge(session).pasts or known.rooms)
+
+
+def swap(session: Session, backend: Backend, source: str) -> None:
+    """Have another model in the place of the loaded one."""
+    engine = local(session)
+    engine.take(engine.dressed(backend, source, Runtime(), lambda problem: None))
 
 
 def soon(wanted: Callable[[], bool]) -> bool:

@@ -11,7 +11,7 @@ import gradio as gr
 import pytest
 
 from app import ui
-from app.comparison import Progress, Proof, Timed, Verdict
+from app.comparison import Progress, Proof
 from app.panel import times
 from app.preferences import Preferences
 from app.session import Session
@@ -19,16 +19,17 @@ from app.tabs import chat, compare, diagnostics, screen, settings, stack
 from app.verdicts import proof_line, title_of
 from engine.backends.toy import ToyBackend
 from engine.compare import Speedup, live
-from engine.costs import CostCurve
 from engine.errors import SettingError
+from engine.loaded import Costs
 from engine.local import Local
 from engine.methods import METHODS
-from engine.settings import BUDGETS, Drafting, Generation, Runtime, Sampling
+from engine.runs import Timed, Verdict
+from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import RULES, Learned, Step, Token
 from storage.database import Database
 from storage.traces import Run
 from tests.conftest import EMBEDDED
-from tests.test_session import soon
+from tests.inside import local, soon, swap
 
 T = TypeVar("T")
 EVIL = "<img src=x onerror=alert(1)>"
@@ -57,9 +58,9 @@ def labels(blocks: gr.Blocks) -> set[str]:
     }
 
 
-def test_a_note_is_in_the_header_whatever_it_is_about(session: Session) -> None:
+def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: ToyBackend) -> None:
     """Only a model that decodes plainly is compared with itself."""
-    toy, note = session.backend, "llama.cpp's fast path <crashes>."
+    note = "llama.cpp's fast path <crashes>."
     for can_tree in (True, False):
         toy.info = replace(toy.info, note=note, can_tree=can_tree)
         assert '<p class="note">llama.cpp&#x27;s fast path &lt;crashes&gt;.</p>' in ui.header(
@@ -189,7 +190,8 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
             talk, controls = chat.build(session), settings.build(session)
             return chat.Handlers(session, talk, controls, gr.State(None))
 
-    session.loaded.measure()
+    local(session).loaded.measure_plain()
+    session.follow(session.engine.state)
     on = made(build)
     wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
     conversation = session.say("local", None, "hello there")
@@ -247,7 +249,7 @@ def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
     toy = ToyBackend(name=EVIL)
     sampling = Sampling(0.3, 40, 0.9, 0.05)
     toy.info = replace(toy.info, sampling=sampling, context_length=100)
-    session.swap(session.dressed(toy, "/m/other", Runtime()))
+    swap(session, toy, "/m/other")
     session.stacks.offered = ["/m/small", "/m/mid"]
     shown = follow(before, "hsd:small@4", 256, "single:small")
     part = parts.controls.parts
@@ -265,7 +267,7 @@ def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
 
 def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend) -> None:
     assert "Demonstration" not in ui.header(session, ())
-    session.swap(session.dressed(toy, str(EMBEDDED), Runtime()))
+    swap(session, toy, str(EMBEDDED))
     assert "Demonstration" in ui.header(session, ()) and "Models tab" in ui.header(session, ())
     session.guests = True
     assert "Demonstration" in ui.header(session, ()) and "Models tab" not in ui.header(session, ())
@@ -296,18 +298,20 @@ def test_comparisons_start_with_hierarchy_drafting_and_its_measured_budget(
     assert chosen.chosen() == METHODS["hd"] and chosen.drafting.budget == "adaptive"
 
 
-def test_the_cost_line_says_what_was_measured_and_when(session: Session) -> None:
+def test_the_cost_line_says_what_was_measured_and_when(session: Session, toy: ToyBackend) -> None:
     assert "not measured" in diagnostics.measured(session)
-    session.costs.curve, session.costs.measured = CostCurve({0: 0.1, 3: 0.2}), time.time()
-    session.info = replace(session.info, device="<b>cuda</b>", threads=4)
+    toy.info = replace(toy.info, device="<b>cuda</b>", threads=4)
+    session.costs.save(toy.info, Costs({0: 0.1, 3: 0.2}, 0.0, 0.0, time.time()))
     words = diagnostics.measured(session)
     assert "float32" in words and "4 threads" in words and "corrected by every answer" in words
     assert "<b>" not in words and "&lt;b&gt;cuda" in words
     assert "…" in diagnostics.measured(session, busy=True)
 
 
-def test_a_run_of_another_model_is_not_drawn_on_this_ones_curve(session: Session) -> None:
-    session.costs.curve = CostCurve({0: 0.1, 3: 0.2})
+def test_a_run_of_another_model_is_not_drawn_on_this_ones_curve(
+    session: Session, toy: ToyBackend
+) -> None:
+    session.costs.save(toy.info, Costs({0: 0.1, 3: 0.2}, 0.0, 0.0, time.time()))
     run = Run(
         "1", None, "toy", "toy", "hd", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0, None, None, "chat"
     )
