@@ -23,6 +23,7 @@ from app.preferences import Preferences
 from app.proofs import Answered, compared, proved
 from app.service.generation import Generations
 from app.service.recorder import UPDATE_SECONDS, Recorder, Update
+from app.service.revival import Revival
 from app.stacks import Stacks
 from app.turns import Run, Runs
 from engine.backends.base import BackendInfo
@@ -100,6 +101,7 @@ class Session:
         self.costs = Costs(engine, database)
         self.stacks = Stacks(engine, database, reading)
         self.models = Models(self, reading)
+        self.revival = Revival(self)
         self.generations = Generations(self.answer)
         self.state = engine.state
         self.plain = self.state.plain
@@ -115,6 +117,7 @@ class Session:
             self.plain = state.plain
         self.table = None
         self.state = state
+        self.revival.follow(state)
         self.stacks.follow(state)
 
     @property

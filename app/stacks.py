@@ -16,7 +16,7 @@ from engine.backends.base import BackendInfo
 from engine.backends.load import is_gguf
 from engine.backends.memory import Need
 from engine.engine import Engine, Share, State
-from engine.errors import ModelError, SettingError, StrataError
+from engine.errors import EngineDied, ModelError, SettingError, StrataError
 from engine.hsd.measure import TOKENS
 from engine.hsd.planner import DATABASES, PLAIN
 from engine.hsd.profile import Profile
@@ -172,7 +172,8 @@ class Stacks:
         self.store.unchoose(self.state.info.fingerprint)
 
     def restore(self, sources: Sequence[str] = (), fetch: Fetch | None = None) -> list[str]:
-        """Load the given models, else those chosen before; what went wrong, as notices."""
+        """Load the given models, else those chosen before; what went wrong, as notices. Raises
+        EngineDied."""
         try:
             chosen = self.store.chosen(self.state.info.fingerprint)
             wanted = sources or (chosen.sources if chosen else ())
@@ -181,6 +182,8 @@ class Stacks:
             self.load(wanted, fetch)
             if chosen and not sources:
                 self.spec = chosen.spec
+        except EngineDied:
+            raise
         except StrataError as error:
             return [f"The draft models were not loaded. {error}"]
         if self.families is not None and not self.families.known:

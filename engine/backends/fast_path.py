@@ -83,6 +83,12 @@ def remembered(here: str) -> dict[str, str]:
     return {}
 
 
+def forget() -> None:
+    """Try again what was found: a process that used these libraries ended."""
+    with suppress(OSError):
+        FILE.unlink(missing_ok=True)
+
+
 def remember(here: str, known: dict[str, str]) -> None:
     """Write the file anew, in one step; without a place to write, each load tries again."""
     with suppress(OSError):
