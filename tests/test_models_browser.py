@@ -168,7 +168,7 @@ def test_a_file_with_a_hostile_name_runs_and_stays_text(page: Page, tmp_path: Pa
     expect(label).to_contain_text(f"{EVIL} · llama.cpp")
     expect(page.get_by_text("Cache type", exact=True)).to_be_visible()
     expect(page.get_by_text("Numbers", exact=True)).to_be_hidden()
-    load(page, "<img src=x", "is loaded")
+    load(page, "<img src=x", f"{EVIL} is loaded")
     expect(page.locator("#header .model")).to_have_text(EVIL)
     assert chat(page, "Tell me a short story about a boat.")
     assert page.locator("img[src='x']").count() == 0
