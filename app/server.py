@@ -12,12 +12,15 @@ from starlette.types import ASGIApp
 from app import ui
 from app.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts
 from app.arguments import FIRST_PORT, PORTS_TRIED, Options
+from app.event_queue import EventQueue
 from app.login import Gate, LogIns
 from engine.errors import SettingError
 from engine.queue import MOST_WAITING
 
 THREADS = MOST_WAITING + 40
 """Every waiting run keeps one for a moment, again and again; 40 are for everything else."""
+EVENTS_AT_ONCE = 4
+"""Of an event that says nothing else."""
 
 
 class Server(App):
@@ -75,7 +78,10 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
     """Start serving in the background, `routes` beside Gradio's; returns the address to open."""
     gate = Gate(options.user, options.password) if options.user and options.password else None
     hosts = Hosts(options.host, port)
-    _, local, public = blocks.queue(default_concurrency_limit=4, api_open=False).launch(
+    blocks.queue(default_concurrency_limit=EVENTS_AT_ONCE, api_open=False)
+    # Gradio offers no choice of the queue. As it was just made, nothing else knows it yet.
+    blocks._queue = EventQueue(True, THREADS, 1, None, blocks, EVENTS_AT_ONCE)
+    _, local, public = blocks.launch(
         server_name=options.host,
         server_port=port,
         share=options.share,
