@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from app import palette
+from app.clocks import STOP_CLOCKS
 from app.events import AT_ONCE
 from app.session import Session
 from app.stack_words import millions
@@ -164,7 +165,8 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             databases.wire(session, tiers, current, memory)
         opening = (open_, [shelf.list, memory], showing)
         wire_page(session, blocks, memory, current, (follow, refresh, opening))
-        blocks.load(None, js=RESTORE_THEME, **AT_ONCE)
+        for once in (RESTORE_THEME, STOP_CLOCKS):
+            blocks.load(None, js=once, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
         leave.click(None, js=LOG_OUT, **AT_ONCE)
     return blocks
