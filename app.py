@@ -50,10 +50,10 @@ def serve(options: Options) -> None:
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         from app import server, ui
         from app.session import Session
+        from app.web import stream
         from engine.local import Local
         from engine.queue import MOST_WAITING
         from storage.statistics import open_table
-        from app.web import stream
 
         port = server.pick_port(options.host, options.port)
         statistics = (folder / leftovers.STATISTICS, ui.ASSETS / "statistics")

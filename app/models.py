@@ -21,8 +21,9 @@ from app.stacks import amount
 from app.turns import Run, Runs
 from engine.backends.load import is_gguf
 from engine.backends.memory import Need
-from engine.engine import Costed, Load, Notice, Share, answered
+from engine.engine import Costed, Load, Notice, Share, WantedCosts, answered
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
+from engine.loaded import Costs
 from engine.queue import ME
 from engine.reading import USUAL, Reading, kind_of, name_of, settled
 from engine.settings import Runtime

@@ -448,12 +448,11 @@ class Server:
             stream = self._run(body)
             if not isinstance(stream, Stream):
                 raise TypeError(f"this returns no Stream but a {type(stream).__name__}")
+            self._streams[number].set_result(stream)
+            Thread(target=self._forward, args=(number, stream), name=f"stream-{number}").start()
         except BaseException as error:
             del self._streams[number]
             self._send(pack("error", number, pack_error(error)))
-            return
-        self._streams[number].set_result(stream)
-        Thread(target=self._forward, args=(number, stream), name=f"stream-{number}").start()
 
     def _forward(self, number: int, stream: Stream[Any]) -> None:
         try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from app.loaded import Away
+
 from engine.backends.base import Filled
 from engine.backends.toy import CELL, ToyBackend
 from engine.decode import decode, never
