@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def serve(options: Options) -> None:
     from storage.database import Database
 
     folder = options.data_dir or user_data_path("strata", appauthor=False)
-    with Database(folder / "strata.db") as database:
+    with ExitStack() as stack, Database(folder / "strata.db") as database:
         leftovers.clean(database, folder)
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         from app import server, ui
@@ -53,13 +54,14 @@ def serve(options: Options) -> None:
         from app.web import stream
         from engine.local import Local
         from engine.queue import MOST_WAITING
+        from engine.remote import Remote
         from storage.statistics import open_table
 
         port = server.pick_port(options.host, options.port)
         statistics = (folder / leftovers.STATISTICS, ui.ASSETS / "statistics")
         opener = partial(open_table, statistics)
         each = 1 if options.public else MOST_WAITING
-        engine = Local(opener, each=each)
+        engine = stack.enter_context(closing(Remote(partial(Local, opener, each=each))))
         session = Session(engine, database, options.public, folders=statistics)
         start(session.models, options)
         database.notices += session.models.notices
