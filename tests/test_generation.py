@@ -13,6 +13,7 @@ from app.service.recorder import Update
 from app.session import Session
 from engine.backends.toy import ToyBackend
 from engine.errors import Busy, Cancelled
+from engine.local import Local
 from engine.queue import Waiting
 from storage.database import Database
 from tests.test_session import ME, preferences, soon, texts
@@ -22,7 +23,7 @@ Items = Iterator[Update | Waiting]
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(toy, db)
+    return Session(Local(backend=toy), db)
 
 
 def ended(answer: Answer) -> Answer:

@@ -540,7 +540,7 @@ def test_stored_costs_that_cannot_be_read_are_measured(
 
     monkeypatch.setattr(CostStore, "load", full)
     assert "Measuring two …" in [progress.words for progress in told(session, shop.source("two"))]
-    assert session.take_notices(ME) == ["The database is locked."] and ask(session).text
+    assert session.models.notices == ["The database is locked."] and ask(session).text
 
 
 # stopping and waiting

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app.loaded import Away
 
 from engine.backends.base import Filled
 from engine.backends.toy import CELL, ToyBackend
 from engine.decode import decode, never
 from engine.errors import ModelError
 from engine.hsd.family import Family
+from engine.loaded import Away
 from engine.methods import Databases, drafters_of, method_named
 from engine.sequences import LIMIT, Sequences
 from engine.settings import Drafting, Generation, Sampling
