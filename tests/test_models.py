@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -586,8 +587,14 @@ def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> N
 def test_a_stop_while_it_waits_for_the_model_leaves_everything(
     session: Session, shop: Shop
 ) -> None:
-    backend, done = loaded(session), threading.Event()
-    user = local(session).start(ME, lambda stream: done.wait(10) and None)
+    backend, began, done = loaded(session), threading.Event(), threading.Event()
+
+    def work(stream: Stream[Any]) -> None:
+        began.set()
+        assert done.wait(10)
+
+    user = local(session).start(ME, work)
+    assert began.wait(10)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
     session.models.stop()

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from app.session import Session
 from engine.backends import fast_path
 from engine.backends.base import Backend
 from engine.backends.memory import Need
+from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.engine import Load, Request
 from engine.errors import EngineDied, ModelError
@@ -26,6 +28,7 @@ from engine.reading import Reading
 from engine.remote import Remote
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
+from engine.tree import Tree
 from storage.database import Database
 from tests.test_models import ME, Shop, ask, preferences, quick, told  # noqa: F401
 
@@ -242,17 +245,16 @@ def test_the_fast_path_is_tried_again(session: Session, engine: Fragile) -> None
 # in a process of its own
 
 
-def toy(source: str, runtime: Runtime) -> Backend:
+class Slow(ToyBackend):
     """A model that takes its time."""
-    backend = ToyBackend(name=Path(source).name)
-    score, slowly = backend.score, threading.Event()
 
-    def wait(*given: Any) -> Any:
-        slowly.wait(0.005)
-        return score(*given)
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        time.sleep(0.005)
+        return super().score(tree, sampling)
 
-    backend.score = wait  # type: ignore[method-assign]
-    return backend
+
+def toy(source: str, runtime: Runtime) -> Backend:
+    return Slow(name=Path(source).name)
 
 
 def anywhere(source: str, runtime: Runtime) -> str:

@@ -486,10 +486,10 @@ def test_a_draft_model_that_fails_costs_speed_only(
     calls = iter(range(1000))
     score = ToyBackend.score
 
-    def fail(toy: ToyBackend, *arguments: Any) -> object:
-        if toy.info.name == "small" and next(calls) > 3:
+    def fail(self: ToyBackend, *arguments: Any) -> object:
+        if self.info.name == "small" and next(calls) > 3:
             raise RuntimeError("out of memory")
-        return score(toy, *arguments)
+        return score(self, *arguments)
 
     monkeypatch.setattr(ToyBackend, "score", fail)
     _, update = ask(session, preferences("hsd:small@4/mid@3"))
