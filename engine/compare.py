@@ -73,6 +73,8 @@ def live(run: Metrics) -> Speedup:
     """
     if run.plain_seconds is None or run.tokens < FEWEST:
         return Speedup(plain_steps=run.plain_steps)
+    prompt = run.plain_prefill_seconds
+    prompt = run.prefill_seconds if prompt is None else prompt
 
     def ratio(plain: float, fast: float) -> float | None:
         if plain <= 0 or fast <= 0:
@@ -80,7 +82,7 @@ def live(run: Metrics) -> Speedup:
         return plain / fast if run.kept else min(plain / fast, 1.0)
 
     return Speedup(
-        ratio(run.prefill_seconds + run.plain_seconds, run.seconds),
+        ratio(prompt + run.plain_seconds, run.seconds),
         ratio(run.plain_seconds, run.decode_seconds),
         run.plain_steps,
     )

@@ -21,8 +21,9 @@ class Metrics:
 
     `levels` says of each draft model how many forwards it made, and how many tokens were drafted
     for it and accepted by it. `plain_seconds` is what plain decoding would have taken for these
-    tokens at the load that the machine had, None where a step does not know; `plain_steps` are the
-    steps that drafted nothing.
+    tokens at the load that the machine had, None where a step does not know, and
+    `plain_prefill_seconds` the same for the prompt; `plain_steps` are the steps that drafted
+    nothing.
     """
 
     tokens: int
@@ -44,6 +45,7 @@ class Metrics:
     prefill_seconds: float = 0.0
     learning_seconds: float = 0.0
     levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    plain_prefill_seconds: float | None = None
     plain_seconds: float | None = None
     plain_steps: int = 0
 
@@ -81,6 +83,7 @@ class Tally:
         self.prefill_seconds = self.learning_seconds = self.first_seconds = 0.0
         self.draft_seconds = self.verify_seconds = 0.0
         self.sample_seconds = self.other_seconds = 0.0
+        self.plain_prefill_seconds: float | None = None
         self.plain_seconds: float | None = None
         self.sources: Counter[str] = Counter()
         self.proposed: Counter[str] = Counter()
@@ -93,6 +96,7 @@ class Tally:
         """Take in the next event of the run."""
         if isinstance(event, Prefill):
             self.prefill_seconds = event.seconds
+            self.plain_prefill_seconds = event.plain_seconds
         elif isinstance(event, Learned):
             self.learning_seconds = event.seconds
         elif event.tokens:
@@ -128,7 +132,8 @@ class Tally:
             self.look_ups[name] = self.look_ups.get(name, 0.0) + seconds
 
     def metrics(self) -> Metrics:
-        """The figures of the run so far."""
+        """The figures of the run so far; another thread than the one that adds may ask."""
+        sources = dict(self.sources)
         tokens, forwards = self.tokens, self.forwards
         drafted, kept = self.proposed.total(), self.accepted.total()
         stages = self.draft_seconds, self.verify_seconds, self.sample_seconds, self.other_seconds
@@ -143,12 +148,13 @@ class Tally:
             acceptance_ratio=self.several / tokens if tokens else 0.0,
             proposed=dict(self.proposed),
             accepted=dict(self.accepted),
-            share={source: n / tokens for source, n in self.sources.items()},
+            share={source: n / tokens for source, n in sources.items()},
             look_up_seconds=dict(self.look_ups),
             lengths=dict(sorted(self.lengths.items())),
             prefill_seconds=self.prefill_seconds,
             learning_seconds=self.learning_seconds,
             levels=dict(self.levels),
+            plain_prefill_seconds=self.plain_prefill_seconds,
             plain_seconds=self.plain_seconds,
             plain_steps=self.plain_steps,
         )

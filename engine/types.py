@@ -158,11 +158,15 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The prompt is in the cache: `reused` of its `tokens` were there already."""
+    """The prompt is in the cache: `reused` of its `tokens` were there already.
+
+    `plain_seconds` is what plain decoding takes for it: without what the drafters read and learn.
+    """
 
     tokens: int
     reused: int
     seconds: float = field(default=0.0, compare=False)
+    plain_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +181,12 @@ class Step:
     """One target forward and what came of it.
 
     `proposed` and `accepted` count tree nodes per source, `by_depth` holds (proposed, accepted)
-    for depth 1, 2, ...; timings are seconds and do not take part in comparisons. `plain_seconds`
-    are what plain decoding would have taken for these tokens then, None if not known. `look_ups`
+    for depth 1, 2, ...; timings are seconds and do not take part in comparisons. `look_ups`
     is the time each source spent proposing; `levels` says of each draft model of a stack how many
     forwards it made, and how many tokens were drafted for it and accepted by it.
+
+    `plain_seconds` is what plain decoding would have taken for these tokens at the load of this
+    very moment; None where that is not known. A step that proposed nothing is a plain step.
     """
 
     index: int
@@ -192,10 +198,10 @@ class Step:
     verify_seconds: float = field(default=0.0, compare=False)
     sample_seconds: float = field(default=0.0, compare=False)
     other_seconds: float = field(default=0.0, compare=False)
-    plain_seconds: float | None = field(default=None, compare=False)
     look_ups: Mapping[str, float] = field(default_factory=dict, compare=False)
     levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     finish: Finish | None = None
+    plain_seconds: float | None = field(default=None, compare=False)
 
     @property
     def seconds(self) -> float:

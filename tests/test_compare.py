@@ -1,5 +1,7 @@
 """Comparing two runs: where each starts, and what their times may say."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.backends.toy import ToyBackend
@@ -96,6 +98,12 @@ def paced(
 def test_a_live_speedup_is_of_the_whole_answer_at_the_load_of_its_steps() -> None:
     assert live(paced(8.0, idle=3)) == Speedup(9.0 / 5.5, 2.0, plain_steps=3)
     assert live(paced(8.0, learning=0.0)).whole == 9.0 / 5.0, "what is not over costs nothing yet"
+
+
+def test_a_live_speedup_charges_what_the_drafters_read_and_learn_of_the_prompt() -> None:
+    answer = paced(8.0)
+    known = replace(answer, plain_prefill_seconds=0.7)
+    assert live(known) == Speedup(8.7 / 5.5, 2.0, plain_steps=0) != live(answer)
 
 
 def test_a_live_speedup_is_told_once_it_means_something() -> None:

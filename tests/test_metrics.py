@@ -98,7 +98,8 @@ def random_run(seed: int, known: bool) -> list[Event]:
     """A run with everything in it, cancelled steps too; `known` ones know their plain seconds."""
     chance = random.Random(seed)
     names = ("context", "model", "draft:small", "draft:<b>")
-    events: list[Event] = [Prefill(10, 4, chance.random())] if chance.random() < 0.9 else []
+    prompt = Prefill(10, 4, chance.random(), chance.random() if known else None)
+    events: list[Event] = [prompt] if chance.random() < 0.9 else []
     for index in range(chance.randrange(40)):
         kept = [chance.choice(names) for _ in range(chance.choice((0, 0, 1, 3)))]
         drafted = Counter(chance.choices(names, k=chance.choice((0, 4, 9)))) + Counter(kept)
@@ -161,6 +162,9 @@ def by_the_book(events: list[Event]) -> Metrics:
             )
             for name in named
         },
+        plain_prefill_seconds=next(
+            (event.plain_seconds for event in events if isinstance(event, Prefill)), None
+        ),
         plain_seconds=sum(plain) if steps and None not in plain else None,  # type: ignore[arg-type]
         plain_steps=sum(not sum(one.proposed.values()) for one in steps),
     )
