@@ -127,7 +127,8 @@ def panel_values(
     over = bool(steps) and steps[-1].finish is not None
     gained = live(figures) if speedup is None else speedup
     values: dict[str, Any] = {"h": headline(figures, gained), "n": note(figures, gained, over)}
-    drafts = others({*figures.share, *figures.proposed, *figures.levels})
+    said = {token.source for step in steps for token in step.tokens}
+    drafts = others({*figures.share, *figures.proposed, *figures.levels, *said})
     if figures.forwards:
         sources = [*INKS, *drafts]
         values["k"] = micro(figures.ttft_seconds)

@@ -60,6 +60,12 @@ def test_a_step_that_ends_within_a_draft_is_a_step_of_its_own() -> None:
     assert panel_values(summarise(None, steps), steps)["r"] == [0, "AdBb"]
 
 
+def test_a_step_newer_than_the_figures_has_a_row_for_its_source() -> None:
+    """The figures may be asked for while the next step comes."""
+    found = panel_values(summarise(None, RUN[:3]), [RUN[2], step(3, "draft:late")])
+    assert found["r"] == [2, "CadEd"] and found["d"][0][0] == "Draft late"
+
+
 def test_there_are_letters_for_any_number_of_sources() -> None:
     steps = [step(i, f"draft:{i:02}") for i in range(40)]
     values = panel_values(summarise(None, steps), steps)
