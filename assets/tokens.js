@@ -25,6 +25,7 @@ let drawn = [];
 let only = "";
 let live = null;
 let pinned = true;
+let sticking = false;
 let waiting = false;
 let drawnAt = -HIDDEN_MS;
 let legendAt = -LEGEND_MS;
@@ -197,7 +198,8 @@ function drop(from) {
   for (const turn of drawn.splice(from)) turn.box.remove();
 }
 
-// The stored turns, of which the first `kept` are drawn here already, up to the one `after`.
+// The stored turns, of which the first `kept` are drawn here already, up to the one `after`. Another
+// conversation or another turn is looked at from its end.
 function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = "" }) {
   if (adopt && live && live.turn && live.turn === drawn[drawn.length - 1]) {
     live.turn.key = adopt;
@@ -216,6 +218,7 @@ function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = "" })
     }
     if (turn.groups && take(there.run, turn.groups, 0, sources)) put(there.run, there.box);
   });
+  if (turns.length || kept < drawn.length) pinned = true;
   drop(kept + turns.length);
   return true;
 }
@@ -340,7 +343,8 @@ function tellFirst() {
   document.dispatchEvent(new CustomEvent("strata:first", { detail: { seconds } }));
 }
 
-// Whoever looks at the end goes on looking at it; who has scrolled up is left in peace.
+// Whoever looks at the end goes on looking at it; who scrolls up is left in peace. A scroll of our
+// own is told apart by its frame: its event comes before the next frame is drawn.
 const sentinel = document.createElement("div");
 sentinel.className = "sentinel";
 list.append(sentinel);
@@ -349,16 +353,20 @@ new IntersectionObserver(
   { root: list, rootMargin: "0px 0px 32px 0px" },
 ).observe(sentinel);
 new ResizeObserver(stick).observe(list);
+list.addEventListener("scroll", () => { if (!sticking) pinned = false; });
 
 function stick() {
-  if (pinned) list.scrollTop = BOTTOM;
+  if (!pinned) return;
+  list.scrollTop = BOTTOM;
+  sticking = true;
+  requestAnimationFrame(() => { sticking = false; });
 }
 
 function draw() {
   const value = props.value || {};
   if (value.events) {
     if (!live || live.token !== value.token) return;
-    for (const [number, kind, data, at] of value.events) {
+    for (const [number, kind, data, at] of JSON.parse(value.events)) {
       if (live && number === live.next) {
         live.next += 1;
         hear(live, kind, data, at);
@@ -370,7 +378,6 @@ function draw() {
   if (!arrange(value)) return;
   follow(value.stream);
   drawLegend();
-  pinned = true;
   stick();
 }
 

@@ -244,7 +244,7 @@ def talking(session: Session) -> chat.Handlers:
     def build() -> chat.Handlers:
         with gr.Blocks():
             talk, controls = chat.build(session), settings.build(session)
-            return chat.Handlers(session, talk, controls, gr.State(None))
+            return chat.Handlers(session, talk, controls, gr.State(None), gr.BrowserState({}))
 
     return made(build)
 

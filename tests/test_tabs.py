@@ -188,7 +188,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     def build() -> chat.Handlers:
         with gr.Blocks():
             talk, controls = chat.build(session), settings.build(session)
-            return chat.Handlers(session, talk, controls, gr.State(None))
+            return chat.Handlers(session, talk, controls, gr.State(None), gr.BrowserState({}))
 
     local(session).loaded.measure_plain()
     session.follow(session.engine.state)

@@ -129,9 +129,10 @@ class Update:
     dropped: int
     seed: int
 
-    def since(self, start: int) -> Sequence[Piece]:
-        """The tokens from number `start` on."""
-        return self.recorder.pieces[start : self.tokens]
+    def since(self, start: int, most: int | None = None) -> Sequence[Piece]:
+        """The tokens from number `start` on, at most so many."""
+        end = self.tokens if most is None else min(self.tokens, start + most)
+        return self.recorder.pieces[start:end]
 
     @property
     def pieces(self) -> Sequence[Piece]:

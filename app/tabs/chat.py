@@ -152,9 +152,15 @@ class Handlers:
     """What the tab's events do."""
 
     def __init__(
-        self, session: Session, parts: Parts, controls: Controls, current: gr.State
+        self,
+        session: Session,
+        parts: Parts,
+        controls: Controls,
+        current: gr.State,
+        memory: gr.BrowserState,
     ) -> None:
-        self.session, self.parts, self.controls, self.current = session, parts, controls, current
+        self.session, self.parts, self.controls = session, parts, controls
+        self.current, self.memory = current, memory
         self.nothing: dict[Any, Any] = {parts.editing: gr.skip()}
 
     def ready(self, values: Sequence[Any]) -> tuple[str, Preferences]:
@@ -198,7 +204,14 @@ class Handlers:
         except StrataError as error:
             warn(str(error))
             return self.nothing
-        return {**begun, self.current: conversation, self.parts.box: "", self.parts.editing: None}
+        return {
+            **begun,
+            self.current: conversation,
+            # At once: a page that is reloaded opens it again.
+            self.memory: {**(memory or {}), "conversation": conversation},
+            self.parts.box: "",
+            self.parts.editing: None,
+        }
 
     def begin(
         self, request: gr.Request, owner: str, conversation: str, preferences: Preferences
@@ -255,16 +268,21 @@ class Handlers:
         answer, drawn = self.answer_of(data, owner, conversation)
         number, recent = count(), deque[tuple[Any, ...]](maxlen=OVERLAP)
         token = str(data._data.get("token")) if isinstance(data._data, dict) else ""
+
+        def update() -> dict[Any, Any]:
+            # As text: what changed between two lists would be told as edits of their parts.
+            return {self.parts.tokens: {"events": stream.compact([*recent]), "token": token}}
+
         if answer is None:
-            end = (0, "end", 0, 0)
-            yield {self.parts.tokens: {"events": [end], "token": token}}
+            recent.append((0, "end", 0, 0))
+            yield update()
             return
         async with aclosing(stream.tell(answer, drawn)) as events:
             async for news in events:
                 if self.session.viewing.get(here) != conversation:
                     return
                 recent.extend((next(number), *event) for event in news)
-                yield {self.parts.tokens: {"events": [*recent], "token": token}}
+                yield update()
                 await asyncio.sleep(QUEUE_SECONDS)
 
     def again(
@@ -400,8 +418,8 @@ def wire(
 ) -> None:
     """Connect composer, actions and views. `refresh` redraws the conversation list."""
     screen = stored(parts)
-    on = Handlers(session, parts, controls, current)
-    said = [*screen, current, parts.box, parts.proof, parts.editing]
+    on = Handlers(session, parts, controls, current, memory)
+    said = [*screen, current, memory, parts.box, parts.proof, parts.editing]
     spoken = [current, parts.editing, memory, *controls.inputs]
     sends = [
         gr.on([parts.box.submit, parts.send.click], on.say, [parts.box, *spoken], said, **AT_ONCE)

@@ -31,6 +31,8 @@ from engine.queue import Waiting
 FIGURES_SECONDS = 0.5
 QUIET_SECONDS = 15.0
 """After so long without an event a comment says that the connection lives."""
+MOST = 64
+"""Tokens of one event: so that a bad connection, too, gets further each time."""
 HELLO = b": open\nretry: 500\n\n"
 ALIVE = b":\n\n"
 HEADERS = {
@@ -76,16 +78,17 @@ class Teller:
         return [*found, News("end", self.sent, self.sent)] if over else found
 
     def tokens(self, update: Update) -> list[News]:
-        """The tokens that are new, behind the sources that are."""
-        fresh = update.since(self.sent)
-        if not fresh:
-            return []
-        known = len(self.sources)
-        step = update.recorder.pieces[self.sent - 1].step if self.sent else 0
-        groups = render.groups(fresh, self.sources, step)
-        self.sent += len(fresh)
-        told = News(TOKENS, groups, self.sent)
-        return [told] if len(self.sources) == known else [self.legend(), told]
+        """The tokens that are new, each event behind the sources that are."""
+        found: list[News] = []
+        while fresh := update.since(self.sent, MOST):
+            known = len(self.sources)
+            step = update.recorder.pieces[self.sent - 1].step if self.sent else 0
+            groups = render.groups(fresh, self.sources, step)
+            if len(self.sources) > known:
+                found.append(self.legend())
+            self.sent += len(fresh)
+            found.append(News(TOKENS, groups, self.sent))
+        return found
 
     def figures(self, update: Update) -> dict[str, Any]:
         """What the panel beside the answer shows: the figures, and the steps that are new."""
