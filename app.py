@@ -1,9 +1,10 @@
-"""Strata's entry: parse, open the storage, load the model, build the interface, serve it."""
+"""Strata's entry: parse, open the storage, serve the interface, load the model meanwhile."""
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from app.arguments import Options, parse
 from engine.errors import StrataError
 
 if TYPE_CHECKING:
-    from app.models import Models
+    from app.models import Models, Progress
 
 ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -39,19 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(options: Options) -> None:
-    """Everything in its order; the slow imports wait until the command line made sense."""
+    """Everything in its order; the slow imports wait until the command line made sense, and the
+    model until the page is there: it says how far that is."""
     from platformdirs import user_data_path
 
+    from engine.reading import check_there, sampler, settled
     from storage import leftovers
     from storage.database import Database
 
+    check_there(options.model)
     folder = options.data_dir or user_data_path("strata", appauthor=False)
     with ExitStack() as stack, Database(folder / "strata.db") as database:
         leftovers.clean(database, folder)
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         from app import server, ui
+        from app.models import title_of
         from app.session import Session
         from app.web import stream
+        from engine.loaded import NOTHING
         from engine.local import Local
         from engine.queue import MOST_WAITING
         from engine.remote import Remote
@@ -62,29 +68,46 @@ def serve(options: Options) -> None:
         opener = partial(open_table, statistics)
         each = 1 if options.public else MOST_WAITING
         engine = stack.enter_context(closing(Remote(partial(Local, opener, each=each))))
-        session = Session(engine, database, options.public, folders=statistics)
-        start(session.models, options)
-        database.notices += session.models.notices
-        for notice in database.notices:
-            print(f"strata: {notice}", file=sys.stderr)
+        coming = replace(
+            NOTHING, name=title_of(settled(options.model)), sampling=sampler(options.model)
+        )
+        session = Session(engine, database, options.public, folders=statistics, coming=coming)
+        loading = session.models.start(options.model, options.runtime, options.drafts)
+        tell(database.notices)
         blocks = ui.build(session, database.notices, options.password is not None)
         address = server.launch(blocks, options, port, stream.routes(session.generations))
         if options.made_up:
             print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
         print(f"Strata is ready at {address}", flush=True)
+        load(session.models, loading)
         blocks.block_thread()
 
 
-def start(models: "Models", options: Options) -> None:
-    """Load the first model; a bar on the terminal says how far its download and measuring are."""
+def load(models: "Models", loading: Iterator["Progress"]) -> None:
+    """Load the first model; a bar on the terminal says how far its download and measuring are.
+
+    Without it the page is still there: it says what is wrong, and can load another one.
+    """
     from tqdm import tqdm
 
-    print(f"Loading {options.model} …", file=sys.stderr, flush=True)
     look = {"bar_format": "{desc} {bar} {percentage:.0f} %", "leave": False, "disable": None}
-    with tqdm(total=1.0, delay=0.2, **look) as bar:
-        for progress in models.start(options.model, options.runtime, options.drafts):
-            bar.set_description_str(progress.words, refresh=False)
-            bar.update((progress.share or 0.0) - bar.n)
+    words = ""
+    try:
+        with tqdm(total=1.0, delay=0.2, **look) as bar:
+            for progress in loading:
+                words = progress.words
+                bar.set_description_str(words, refresh=False)
+                bar.update((progress.share or 0.0) - bar.n)
+        print(words, file=sys.stderr, flush=True)
+        tell(models.notices)
+    except StrataError as error:
+        tell([str(error)])
+
+
+def tell(notices: Sequence[str]) -> None:
+    """Say on the terminal what the user should know."""
+    for notice in notices:
+        print(f"strata: {notice}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,12 @@ class Models:
         """What was found in each folder that was scanned."""
         self.runs = Runs()
         self.busy = threading.Lock()
+        self.over = threading.Event()
+        """Set when a load is over."""
+        self.progress = Progress(None, "")
+        """How far the load under way is, or the last one came."""
+        self.problem = ""
+        """Why the last load failed, if it did."""
 
     # what there is
 
@@ -86,6 +92,16 @@ class Models:
     def runtime(self) -> Runtime:
         """How the loaded model runs."""
         return self.session.engine.state.runtime
+
+    @property
+    def there(self) -> bool:
+        """Whether there is a model."""
+        return self.session.engine.state.there
+
+    @property
+    def loading(self) -> Progress | None:
+        """How far the load under way is; None where there is none."""
+        return self.progress if self.busy.locked() else None
 
     @property
     def demonstration(self) -> bool:
@@ -178,24 +194,40 @@ class Models:
         self, source: str, runtime: Runtime = USUAL, drafts: Sequence[str] = ()
     ) -> Iterator[Progress]:
         """The same for the first model of a program, whoever uses it; `drafts` are to draft for
-        it, else those that were chosen for it before."""
+        it, else those that were chosen for it before.
+
+        What is wrong with the request is raised by the call. From then on the model is what is
+        `loading`, and whoever wants to use it while there is none waits for it. The work begins
+        with the first report.
+        """
         source = settled(source)
         if not source:
             raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
         if source == self.source and runtime == self.runtime:
-            yield Progress(1.0, f"{self.session.info.name} is loaded already, like this.")
-            return
+            words = f"{self.session.info.name} is loaded already, like this."
+            return iter([Progress(1.0, words)])
         if not self.busy.acquire(blocking=False):
             raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
+        run = self.runs.ask(ME, "")
+        self.progress, self.problem = Progress(None, f"Loading {title_of(source)} …"), ""
+        self.over.clear()
 
         def work(report: Report) -> None:
+            def note(progress: Progress) -> None:
+                self.progress = progress
+                report(progress)
+
             try:
-                with self.runs.begin(ME, "") as run:
-                    self.bring(source, runtime, drafts, report, run)
+                with self.runs.begin(ME, "", asked=True):
+                    self.bring(source, runtime, drafts, note, run)
+            except Exception as error:
+                self.problem = str(error)
+                raise
             finally:
                 self.busy.release()
+                self.over.set()
 
-        yield from reported(title_of(source), work)
+        return reported(title_of(source), work)
 
     def bring(
         self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report, run: Run

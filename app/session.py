@@ -43,9 +43,10 @@ from engine.engine import (
     WantedPast,
     answered,
 )
-from engine.errors import PromptError, StorageError, StrataError
+from engine.errors import ModelError, PromptError, StorageError, StrataError
+from engine.loaded import NO_MODEL, NOTHING, Away
 from engine.methods import Method
-from engine.queue import Waiting
+from engine.queue import Waiting, before_it_began
 from engine.reading import READING, Reading
 from engine.runs import Timed, keeps_text
 from engine.settings import Generation
@@ -60,6 +61,8 @@ T = TypeVar("T")
 
 TITLE = 48
 UNTITLED = "New conversation"
+LOOK_SECONDS = 0.25
+"""How often an answer that waits for the first model looks whether it was stopped."""
 PROVABLE = 16
 """Conversations whose last answer is remembered so that it can be proved."""
 
@@ -78,7 +81,8 @@ class Kept:
 class Session:
     """See the module's docstring. `guests` means that others may come in: they only chat.
 
-    `folders` are where statistics files lie, one per tokenizer; `reading` finds models.
+    `folders` are where statistics files lie, one per tokenizer; `reading` finds models. `coming` is
+    what is known of the first model before it is there.
     """
 
     def __init__(
@@ -88,9 +92,10 @@ class Session:
         guests: bool = False,
         reading: Reading = READING,
         folders: Sequence[Path] = (),
+        coming: BackendInfo = NOTHING,
     ) -> None:
         self.engine, self.database = engine, database
-        self.guests, self.folders = guests, folders
+        self.guests, self.folders, self.coming = guests, folders, Away(coming).info
         self.runs = Runs()
         self.notices: Latest[str, list[str]] = Latest()
         self.viewing: Latest[str, str | None] = Latest()
@@ -122,8 +127,9 @@ class Session:
 
     @property
     def info(self) -> BackendInfo:
-        """The loaded model."""
-        return self.engine.state.info
+        """The loaded model, or the first one that is to come."""
+        state = self.engine.state
+        return state.info if state.there or state.info.fingerprint else self.coming
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens of the loaded model."""
@@ -210,8 +216,7 @@ class Session:
         Raises PromptError, with nothing stored, for an empty message or one that cannot fit, and
         Busy while too much of the owner's waits for the model.
         """
-        self.engine.check(text)
-        self.engine.check_turn(owner)
+        self.check(owner, text)
         store = self.conversations(owner)
         if conversation_id is None:
             conversation_id = store.create().id
@@ -223,10 +228,29 @@ class Session:
         self.runs.ask(owner, conversation_id)
         return conversation_id
 
+    def check(self, owner: str, text: str) -> None:
+        """Raise PromptError for a message that cannot be answered, and Busy.
+
+        While no model is there and one is being loaded, nobody knows how long a message may be:
+        that is found out when it is answered.
+        """
+        if self.engine.state.there:
+            self.engine.check(text)
+            self.engine.check_turn(owner)
+        elif self.models.loading is None:
+            raise ModelError(NO_MODEL)
+
+    def awaited(self, run: Run) -> Iterator[Waiting]:
+        """Wait for the model that is being loaded, if none is there. Raises Cancelled."""
+        while not self.engine.state.there and self.models.loading is not None:
+            if run.stop.is_set():
+                raise before_it_began()
+            yield Waiting(1, loading=True)
+            self.models.over.wait(LOOK_SECONDS)
+
     def edit(self, owner: str, conversation_id: str, position: int, text: str) -> None:
         """Say something else at a position; what followed it is gone."""
-        self.engine.check(text)
-        self.engine.check_turn(owner)
+        self.check(owner, text)
         store = self.conversations(owner)
         with self.database.write():
             store.truncate(conversation_id, position)
@@ -265,6 +289,7 @@ class Session:
         self, owner: str, conversation_id: str, preferences: Preferences, run: Run
     ) -> Generator[Update | Waiting, None, None]:
         """`answer`, as one run."""
+        yield from self.awaited(run)
         method, generation = preferences.chosen(), preferences.seeded()
         messages = tuple(self.prompt_messages(owner, conversation_id))
         profile = self.stacks.profile_for(generation.sampling)
@@ -394,6 +419,7 @@ class Session:
         messages = [Message("system", system.strip())] if system.strip() else []
         messages.append(Message("user", text))
         with self.runs.begin(owner, "") as run:
+            yield from self.awaited(run)
             yield from compared(self, owner, messages, preferences, repeats, run)
 
     def save(

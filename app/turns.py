@@ -72,13 +72,14 @@ class Runs:
         self.known: dict[tuple[str, str], list[Run]] = {}
         self.lock = threading.Lock()
 
-    def ask(self, owner: str, about: str) -> None:
-        """A run will follow: what stops it from now on stops that one."""
+    def ask(self, owner: str, about: str) -> Run:
+        """The run that will follow: what stops it from now on stops that one."""
         with self.lock:
-            self.asked[owner, about] = Run(owner, about)
+            run = self.asked[owner, about] = Run(owner, about)
             self.asked.move_to_end((owner, about))
             while len(self.asked) > self.MOST_ASKED:
                 self.asked.popitem(last=False)
+            return run
 
     @contextmanager
     def begin(self, owner: str, about: str, asked: bool = False) -> Iterator[Run]:

@@ -1,7 +1,8 @@
 """The interface, assembled: what stands where, and what happens when a page opens."""
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ from app.tabs import (
     settings,
     stack,
 )
+from app.tabs.loading import UPDATE_SECONDS
+from engine.settings import Sampling
 
 UPLOADS_KEPT = (600, 3600)
 """Every ten minutes uploads go that are an hour old: what is read is deleted at once, but a page
 may send a file and then never have it read."""
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+Shown = tuple[str, Sampling]
+"""What names the model that a page shows, "" while there is none, and its makers' sampler."""
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
@@ -99,6 +104,37 @@ def css() -> str:
 
 def header(session: Session, notices: Sequence[str]) -> str:
     """Logo, name, model, and what the user should know about it; all of it escaped."""
+    info, models = session.info, session.models
+    facts = facts_of(session) if models.there else []
+    loading = models.loading
+    if loading:
+        share = f" {100 * loading.share:.0f} %" if loading.share is not None else ""
+        facts.append(loading.words + share)
+    notes = [info.note] if info.note and (models.there or not loading) else []
+    if models.demonstration:
+        where = "" if session.guests else " Load one of your own in the Models tab."
+        notes.append(
+            "Demonstration model: it writes fluent short English and knows next to nothing." + where
+        )
+    lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    said = [*notices, *models.notices]
+    if models.problem and not models.there:
+        said.append(models.problem)
+    lines += "".join(f'<p class="notice">{escape(notice)}</p>' for notice in said)
+    return brand(info.name if models.there or loading else "", facts) + lines
+
+
+def brand(model: str, facts: Sequence[str] = ()) -> str:
+    """Logo, name, and the model's name with its facts."""
+    logo = (ASSETS / "logo.svg").read_text(encoding="utf-8")
+    return (
+        f'<div class="brand">{logo}<h1>Strata</h1><span class="model">{escape(model)}</span>'
+        f'<span class="facts">{escape(" · ".join(facts))}</span></div>'
+    )
+
+
+def facts_of(session: Session) -> list[str]:
+    """What the header says of the loaded model."""
     info = session.info
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
@@ -106,19 +142,17 @@ def header(session: Session, notices: Sequence[str]) -> str:
         facts.append(
             f"plain {session.plain.tokens_per_second:,.0f} tok/s, measured {session.plain.when}"
         )
-    logo = (ASSETS / "logo.svg").read_text(encoding="utf-8")
-    notes = [info.note] if info.note else []
-    if session.models.demonstration:
-        where = "" if session.guests else " Load one of your own in the Models tab."
-        notes.append(
-            "Demonstration model: it writes fluent short English and knows next to nothing." + where
-        )
-    lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    lines += "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices)
-    return (
-        f'<div class="brand">{logo}<h1>Strata</h1><span class="model">{escape(info.name)}</span>'
-        f'<span class="facts">{escape(" · ".join(facts))}</span></div>{lines}'
-    )
+    return facts
+
+
+def invitation(session: Session) -> str:
+    """What the empty composer says."""
+    name = session.info.name
+    if session.models.there:
+        return chat.invitation(name)
+    if session.models.loading:
+        return f"{name} is being loaded. Write already: it will answer as soon as it can."
+    return "No model is loaded"
 
 
 def build(session: Session, notices: Sequence[str] = (), password: bool = False) -> gr.Blocks:
@@ -130,7 +164,9 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
     with blocks:
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
-        head = gr.HTML(header(session, notices), elem_id="header", apply_default_css=False)
+        # Pages that open later begin with this too, so it says nothing that passes.
+        name = brand(session.info.name)
+        head = gr.HTML(name, elem_id="header", apply_default_css=False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
         leave = gr.Button("Log out", size="sm", elem_id="log-out", visible=password)
         drafts, choice = None, None
@@ -158,13 +194,16 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         compare.wire(session, pair, controls, memory)
         diagnostics.wire(session, runs, memory)
         keep = settings.wire(session, controls, current, memory)
-        follow = following(session, head, notices, talk, pair, runs, controls, drafts)
+        follow = following(session, head, notices, talk, pair, runs, controls, drafts, current)
+        waited = gr.State(0)
+        loaded = waited.change(*follow, **AT_ONCE)
         if drafts is not None and choice is not None:
             stack.wire(session, drafts, controls, pair.method, keep)
-            models.wire(session, choice, follow)
+            loaded.then(*models.wire(session, choice, follow), **AT_ONCE)
             databases.wire(session, tiers, current, memory)
         opening = (open_, [shelf.list, memory], showing)
-        wire_page(session, blocks, memory, current, (follow, refresh, opening))
+        wait = waiting(session, head, notices, talk.box, waited)
+        wire_page(session, blocks, memory, current, (follow, refresh, opening, wait))
         for once in (RESTORE_THEME, STOP_CLOCKS):
             blocks.load(None, js=once, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
@@ -181,31 +220,73 @@ def following(
     runs: diagnostics.Parts,
     controls: settings.Controls,
     drafts: stack.Parts | None,
+    current: gr.State,
 ) -> tuple[Any, ...]:
-    """The event by which a page shows the model that is loaded now, if it shows another one."""
-    shown = gr.State("")
+    """The event by which a page shows the model that is loaded now, if it shows another one.
 
-    def follow(before: str, method: str, length: float | None, compared: str) -> dict[Any, Any]:
-        now = repr((session.models.source, session.models.runtime))
+    The sampler on the page stays where the model's makers want the one that it had, and where a
+    conversation with settings of its own was open before there was a model.
+    """
+    shown = gr.State(None)
+
+    def follow(
+        before: Shown | None,
+        method: str,
+        length: float | None,
+        compared: str,
+        conversation: str | None,
+    ) -> dict[Any, Any]:
+        models, wanted = session.models, session.info.sampling
+        now = (repr((models.source, models.runtime)) if models.there else "", wanted)
         if now == before:
             return {shown: gr.skip()}
+        had, before_wanted = before or ("", None)
+        sampler = before_wanted != wanted and not (before and not had and conversation)
         offered = compare.choices(session)
         other = compared if settings.usable(session, compared) else settings.USUAL_METHOD
         return {
             shown: now,
             head: header(session, notices),
-            talk.box: gr.update(placeholder=chat.invitation(session.info.name)),
+            talk.box: gr.update(placeholder=invitation(session)),
             pair.method: gr.update(choices=offered, value=other),
-            pair.verdict: gr.skip() if before else compare.idle(session),
-            **controls.follow(session, method, length),
+            pair.verdict: gr.skip() if had else compare.idle(session),
+            **controls.follow(session, method, length, sampler),
             **({runs.again: gr.update(visible=session.costs.wanted)} if runs.again else {}),
             **(stack.follow(session, drafts) if drafts else {}),
         }
 
-    inputs = [shown, controls.parts["method"], controls.parts["max_tokens"], pair.method]
+    parts = controls.parts
+    inputs = [shown, parts["method"], parts["max_tokens"], pair.method, current]
     outputs = [shown, head, talk.box, pair.method, pair.verdict, *controls.followers]
     outputs += [runs.again] if runs.again else []
     return follow, inputs, [*outputs, *(stack.followers(drafts) if drafts else ())]
+
+
+def waiting(
+    session: Session,
+    head: gr.HTML,
+    notices: Sequence[str],
+    box: gr.Textbox,
+    waited: gr.State,
+) -> tuple[Any, ...]:
+    """The event by which a page that opens while a model is being loaded says how far that is. It
+    ends with the load, and changes `waited` if there was one."""
+
+    def said() -> dict[Any, Any]:
+        placeholder = gr.update(placeholder=invitation(session))
+        return {head: header(session, notices), box: placeholder}
+
+    async def wait() -> AsyncIterator[dict[Any, Any]]:
+        before = None
+        while (now := session.models.loading) is not None:
+            if now != before:
+                yield said()
+            before = now
+            await asyncio.sleep(UPDATE_SECONDS)
+        # Of an event that changes nothing Gradio empties what it could have changed.
+        yield {waited: gr.skip()} if before is None else {**said(), waited: 1}
+
+    return wait, None, [head, box, waited]
 
 
 def wire_page(

@@ -52,7 +52,9 @@ def title_of(name: str) -> str:
 
 
 def waiting_line(waiting: Waiting) -> str:
-    """What stands where an answer will be while others use the model."""
+    """What stands where an answer will be while others use the model, or it is not there yet."""
+    if waiting.loading:
+        return '<div class="verdict running">Waiting until the model is loaded …</div>'
     others = "1 request comes" if waiting.ahead == 1 else f"{waiting.ahead} requests come"
     return f'<div class="verdict running">Waiting for the model: {others} first …</div>'
 

@@ -54,6 +54,7 @@ def main() -> int:
 def tour(page: Page, address: str) -> None:
     """A conversation, its proof, a comparison; each page once, the chat also in the dark."""
     page.goto(address)
+    expect(page.locator("#header .facts")).to_contain_text("context", timeout=PATIENCE)
     page.wait_for_timeout(3000)
     for message in MESSAGES:
         send(page, message)

@@ -24,9 +24,10 @@ MOST_SERVED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """So many runs come before this one."""
+    """So many runs come before this one. `loading`: one of them loads a model."""
 
     ahead: int
+    loading: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -4,6 +4,8 @@ The loaders bring heavy libraries with them, so they are imported when they are 
 their own functions in the place of these.
 """
 
+import json
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,8 @@ from engine.backends import load as loaders
 from engine.backends.base import Backend
 from engine.backends.load import is_gguf
 from engine.backends.memory import Need, free_memory
-from engine.settings import Runtime
+from engine.errors import ModelError, SettingError
+from engine.settings import Runtime, Sampling
 
 
 def scan(folder: str) -> list[str]:
@@ -71,6 +74,29 @@ class Reading:
 READING = Reading()
 USUAL = Runtime()
 """How models are read, and run, unless something else is said."""
+SAMPLER = ("temperature", "top_k", "top_p", "min_p")
+
+
+def check_there(source: str) -> None:
+    """Raise ModelError for a path where nothing is: that can be told before anything is loaded."""
+    from engine.backends import sources
+
+    path = sources.located(source)
+    if path is not None and not os.path.exists(path):
+        raise ModelError(
+            f"The model {source!r} does not exist. Give a folder that holds config.json, a "
+            "tokenizer and *.safetensors files, a GGUF file, or a model of the Hugging Face hub."
+        )
+
+
+def sampler(source: str) -> Sampling:
+    """The sampler that the makers of a model recommend, where its folder tells that before the
+    model is read; else ours."""
+    try:
+        values = json.loads((Path(source) / "generation_config.json").read_text("utf-8"))
+        return Sampling(**{name: values[name] for name in SAMPLER if values.get(name) is not None})
+    except (OSError, ValueError, AttributeError, SettingError):
+        return Sampling()
 
 
 def settled(source: str) -> str:

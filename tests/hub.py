@@ -29,6 +29,9 @@ class Hub:
         self.asked: list[str] = []
         self.tokens: list[tuple[str, str | None]] = []
         self.url = ""
+        self.sends = threading.Event()
+        """Whether it sends large files now, or lets them wait."""
+        self.sends.set()
 
     def fetched(self, name: str) -> list[str]:
         """How the content of a file was asked for, one text for each time."""
@@ -48,6 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         if path.startswith("/api/models/"):
             return self.describe(path.removeprefix("/api/models/"))
         if path.startswith("/cdn/"):
+            hub.sends.wait(60)
             owner, name, file = path.removeprefix("/cdn/").split("/", 2)
             return self.send(hub.repos[f"{owner}/{name}"][file])
         repo, _, rest = path.removeprefix("/").partition("/resolve/")

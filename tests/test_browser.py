@@ -96,7 +96,13 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
 def visit(page: Page, address: str) -> None:
     page.goto(address)
     expect(page.locator("#box textarea")).to_be_editable(timeout=PATIENCE)
+    loaded(page)
     page.wait_for_timeout(1500)
+
+
+def loaded(page: Page) -> None:
+    """The model is there, and the page shows it."""
+    expect(page.locator("#header .facts")).to_contain_text("context", timeout=PATIENCE)
 
 
 def send(page: Page, text: str) -> None:
@@ -384,7 +390,7 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         page.get_by_label("username").fill("guest")
         page.get_by_label("password").fill(found[1])
         page.get_by_role("button", name="Login").click()
-        expect(page.locator("#box textarea")).to_be_editable(timeout=PATIENCE)
+        loaded(page)
         page.wait_for_timeout(1500)
         expect(page.get_by_role("tab", name="Databases")).to_have_count(0)
         open_tab(page, "Diagnostics")

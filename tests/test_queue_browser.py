@@ -44,7 +44,7 @@ def logged_in(context: BrowserContext, address: str) -> Page:
     page.get_by_label("Username").fill("guest")
     page.get_by_label("Password").fill("secret")
     page.get_by_role("button", name="Login").click()
-    expect(page.locator("#box textarea")).to_be_editable(timeout=PATIENCE)
+    loaded(page)
     page.wait_for_timeout(1500)
     return page
 

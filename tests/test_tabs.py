@@ -225,7 +225,9 @@ def page(session: Session) -> tuple[Any, ...]:
                 drafts = stack.build(tab, session)
             with gr.Tab("Diagnostics") as tab:
                 runs = diagnostics.build(tab, session)
-            event = ui.following(session, head, ["<b>"], talk, pair, runs, controls, drafts)
+            event = ui.following(
+                session, head, ["<b>"], talk, pair, runs, controls, drafts, gr.State(None)
+            )
         return *event, Parts(head, talk, pair, runs, controls, drafts)
 
     return made(build)
@@ -233,25 +235,26 @@ def page(session: Session) -> tuple[Any, ...]:
 
 def test_a_page_follows_the_model_once(page: tuple[Any, ...], session: Session) -> None:
     follow, inputs, outputs, parts = page
-    assert len(inputs) == 4
-    shown = follow("", "hd", 256, "hd")
+    assert len(inputs) == 5
+    shown = follow(None, "hd", 256, "hd", None)
     assert shown.keys() <= set(outputs)
     assert session.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
     assert shown[parts.runs.again]["visible"]
-    assert follow(shown[outputs[0]], "hd", 256, "hd").keys() == {outputs[0]}, "nothing changed"
+    again = follow(shown[outputs[0]], "hd", 256, "hd", None)
+    assert again.keys() == {outputs[0]}, "nothing changed"
 
 
 def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
     page: tuple[Any, ...], session: Session
 ) -> None:
     follow, _, outputs, parts = page
-    before = follow("", "hd", 256, "hd")[outputs[0]]
+    before = follow(None, "hd", 256, "hd", None)[outputs[0]]
     toy = ToyBackend(name=EVIL)
     sampling = Sampling(0.3, 40, 0.9, 0.05)
     toy.info = replace(toy.info, sampling=sampling, context_length=100)
     swap(session, toy, "/m/other")
     session.stacks.offered = ["/m/small", "/m/mid"]
-    shown = follow(before, "hsd:small@4", 256, "single:small")
+    shown = follow(before, "hsd:small@4", 256, "single:small", "a conversation")
     part = parts.controls.parts
     found = [shown[part[name]] for name in ("temperature", "top_k", "top_p", "min_p")]
     assert Sampling(*found) == sampling and part["seed"] not in shown
@@ -260,9 +263,31 @@ def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
     assert shown[parts.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
     assert shown[parts.talk.box]["placeholder"] == f"Message {EVIL}"
     assert "<img" not in shown[parts.head] and "context 100" in shown[parts.head]
-    kept = follow(before, "context", 60, "plain")
+    kept = follow(before, "context", 60, "plain", None)
     assert kept[part["method"]]["value"] == "context" and kept[part["max_tokens"]] == 60
-    assert follow(before, "hd", None, "hd")[part["max_tokens"]] == 100
+    assert follow(before, "hd", None, "hd", None)[part["max_tokens"]] == 100
+
+
+def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
+    page: tuple[Any, ...], session: Session, toy: ToyBackend
+) -> None:
+    follow, _, outputs, parts = page
+    sampler = [parts.controls.parts[name] for name in ("temperature", "top_k", "top_p", "min_p")]
+
+    def temperature(announced: Sampling, conversation: str | None) -> object:
+        """What the page's first temperature becomes when the model comes."""
+        session.swap(session.dressed(Away(replace(NOTHING, sampling=announced))))
+        opened = follow(None, "hd", 256, "hd", None)
+        assert [opened[part] for part in sampler][0] == announced.temperature
+        session.swap(session.dressed(toy, "/m/toy", Runtime()))
+        arrived = follow(opened[outputs[0]], "hd", 256, "hd", conversation)
+        assert "Both runs" in arrived[parts.pair.verdict]
+        return arrived[sampler[0]]
+
+    toy.info = replace(toy.info, sampling=Sampling(0.3))
+    assert temperature(Sampling(0.3), None) == gr.skip()
+    assert temperature(Sampling(0.9), "a conversation") == gr.skip()
+    assert temperature(Sampling(0.9), None) == 0.3
 
 
 def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend) -> None:

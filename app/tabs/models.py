@@ -205,6 +205,10 @@ class Handlers:
             shown |= self.screen(source, values)
         return shown
 
+    def settle(self, source: str | None, *values: Any) -> dict[Any, Any]:
+        """Show how things are after a load that another page began, or the program."""
+        return {self.parts.place.status: "", **self.refresh(source, *values)}
+
     def weigh(self, source: str | None, *values: Any) -> dict[Any, Any]:
         """Show what is needed with other settings."""
         return self.needs(source, values)
@@ -300,8 +304,9 @@ class Handlers:
         }
 
 
-def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> None:
-    """Connect the tab. `follow` is the event by which the page follows the loaded model."""
+def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Connect the tab. `follow` is the event by which the page follows the loaded model. Returns
+    the event that shows how things are after a load that was begun elsewhere."""
     on = Handlers(session, parts)
     controls = list(parts.runtime.values())
     inputs = [parts.choice, *controls]
@@ -328,3 +333,4 @@ def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> None:
             loads(button, partial(on.take, card, drafts), card.place)
     for each in places:
         each.stop.click(session.models.stop, None, None, **AT_ONCE)
+    return on.settle, inputs, [*shown, *own]

@@ -85,11 +85,17 @@ class Controls:
         """What `follow` changes."""
         return [self.parts[name] for name in FOLLOWING]
 
-    def follow(self, session: Session, method: str, length: float | None) -> dict[Any, Any]:
-        """What the loaded model decides: its makers' sampler, how long an answer can be, the
-        methods there are. `method` and `length` stay where it can do them."""
+    def follow(
+        self, session: Session, method: str, length: float | None, sampler: bool = True
+    ) -> dict[Any, Any]:
+        """What the loaded model decides: its makers' sampler, unless that is to stay as it is, how
+        long an answer can be, the methods there are. `method` and `length` stay where it can do
+        them."""
         info = session.info
-        values: dict[str, Any] = {f.name: getattr(info.sampling, f.name) for f in fields(Sampling)}
+        values: dict[str, Any] = {
+            f.name: getattr(info.sampling, f.name) if sampler else gr.skip()
+            for f in fields(Sampling)
+        }
         longest = info.context_length or DEFAULT_TOKENS
         values["max_tokens"] = min(int(length or DEFAULT_TOKENS), longest)
         chosen = method if usable(session, method) else USUAL_METHOD
@@ -137,7 +143,7 @@ def build(session: Session) -> Controls:
             )
             controls = Controls(system)
             parts = controls.parts
-            length = min(DEFAULT_TOKENS, session.info.context_length)
+            length = min(DEFAULT_TOKENS, session.info.context_length or DEFAULT_TOKENS)
             parts["max_tokens"] = control(Generation, "max_tokens", length)
             parts["stop"] = gr.Textbox(
                 label="Stop strings", info="One per line; the answer ends before them.", lines=2
