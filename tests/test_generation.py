@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,18 +10,24 @@ import pytest
 from app.service.generation import KEPT, Answer, Bell, Generations
 from app.service.recorder import Update
 from app.session import Session
-from engine.backends.toy import ToyBackend
+from engine.engine import Request
 from engine.errors import Busy, Cancelled
 from engine.local import Local
 from engine.queue import Waiting
 from storage.database import Database
-from tests.test_session import ME, preferences, soon, texts
+from tests.inside import ME, Held, soon
+from tests.test_session import preferences, texts
 
 Items = Iterator[Update | Waiting]
 
 
 @pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
+def toy() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def session(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy), db)
 
 
@@ -36,40 +41,37 @@ def test_an_answer_is_complete_though_nobody_watches(session: Session) -> None:
     answer = ended(session.generations.start(ME, conversation, preferences()))
     assert answer.update is not None and answer.update.finish == "length" and not answer.error
     assert texts(session, conversation) == ["hello there", answer.update.text]
-    assert answer.tokens == 60 and session.backend.forwards > 20  # type: ignore[attr-defined]
+    assert answer.tokens == 60 and answer.update.metrics.forwards > 20
     (_, stored) = session.conversations(ME).messages(conversation)
     assert stored.id == answer.message_id and stored.run_id
 
 
-def test_it_is_found_while_it_is_under_way_and_known_by_its_token_after(session: Session) -> None:
-    other = session.model.stream(number for number in (1, 2))
-    assert next(other) == 1
+def test_it_is_found_while_it_is_under_way_and_known_by_its_token_after(
+    session: Session, toy: Held
+) -> None:
+    toy.allow(1)
+    other = session.engine.generate(Request(prompt=(1, 2)))
     conversation = session.say(ME, None, "hello there")
     answer = session.generations.start(ME, conversation, preferences())
     assert session.generations.find(ME, conversation) is answer
     assert session.generations.find("other", conversation) is None
     assert session.generations.find(ME, "elsewhere") is None
     assert soon(lambda: answer.ahead == 1), "it waits, and says so"
-    other.close()  # type: ignore[attr-defined]
+    other.close()
+    toy.allow()
     assert ended(answer).ahead == 0
     assert session.generations.find(ME, conversation) is None
     assert session.generations.get(answer.token) is answer
     assert session.generations.get("made up") is None
 
 
-def test_stop_ends_it_and_what_there_is_of_it_stays(session: Session) -> None:
+def test_stop_ends_it_and_what_there_is_of_it_stays(session: Session, toy: Held) -> None:
     conversation = session.say(ME, None, "hello there")
-    score, begun = session.backend.score, threading.Event()
-
-    def slow(*arguments: Any) -> Any:
-        begun.set()
-        time.sleep(0.01)
-        return score(*arguments)
-
-    session.backend.score = slow  # type: ignore[method-assign]
+    toy.allow(3)
     answer = session.generations.start(ME, conversation, preferences("plain", 500))
-    assert begun.wait(20)
+    assert soon(lambda: toy.allowed[0] == 0)
     session.stop(ME, conversation)
+    toy.allow()
     update = ended(answer).update
     assert update is not None and update.finish == "cancelled"
     assert texts(session, conversation)[1:] == ([update.text] if update.text else [])

@@ -11,6 +11,7 @@ from tests.test_browser import (
     browser,
     end,
     finished,
+    loaded,
     open_tab,
     send,
     set_number,

@@ -12,17 +12,19 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from app.loaded import NOTHING, Away
-from app.writer import Update
 
-from app import reading, ui
+from app import ui
 from app.models import Progress
+from app.service.recorder import Update
 from app.session import Session
 from app.tabs import chat
-from app.turns import Waiting
 from app.verdicts import waiting_line
+from engine import reading
 from engine.backends.base import Backend
 from engine.errors import Cancelled, ModelError, PromptError
+from engine.loaded import NOTHING
+from engine.local import Local
+from engine.queue import Waiting
 from engine.settings import Runtime, Sampling
 from storage.database import Database
 from tests.conftest import EMBEDDED, ROOT
@@ -44,7 +46,7 @@ class Start:
 
         coming = replace(NOTHING, name="one", sampling=Sampling(0.9))
         found = replace(shop.reading(), load=load)
-        self.session = Session(Away(coming), db, reading=found)
+        self.session = Session(Local(reading=found), db, reading=found, coming=coming)
         self.loading = self.session.models.start(shop.source("one"))
         self.told: list[Progress] = []
         self.error = ""
@@ -81,7 +83,6 @@ def test_what_is_said_meanwhile_is_stored_and_answered(start: Start) -> None:
     *_, last = items
     assert isinstance(last, Update) and last.text
     assert ask(session).text == last.text, "as at any other time"
-    assert not session.model.turns.loading
 
 
 def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(

@@ -20,7 +20,7 @@ from app.verdicts import proof_line, title_of
 from engine.backends.toy import ToyBackend
 from engine.compare import Speedup, live
 from engine.errors import SettingError
-from engine.loaded import Costs
+from engine.loaded import NOTHING, Away, Costs, nothing
 from engine.local import Local
 from engine.methods import METHODS
 from engine.runs import Timed, Verdict
@@ -276,10 +276,11 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
 
     def temperature(announced: Sampling, conversation: str | None) -> object:
         """What the page's first temperature becomes when the model comes."""
-        session.swap(session.dressed(Away(replace(NOTHING, sampling=announced))))
+        session.coming = Away(replace(NOTHING, sampling=announced)).info
+        local(session).take(nothing())
         opened = follow(None, "hd", 256, "hd", None)
         assert [opened[part] for part in sampler][0] == announced.temperature
-        session.swap(session.dressed(toy, "/m/toy", Runtime()))
+        swap(session, toy, "/m/toy")
         arrived = follow(opened[outputs[0]], "hd", 256, "hd", conversation)
         assert "Both runs" in arrived[parts.pair.verdict]
         return arrived[sampler[0]]
