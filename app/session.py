@@ -239,6 +239,8 @@ class Session:
             self.engine.check_turn(owner)
         elif self.models.loading is None:
             raise ModelError(NO_MODEL)
+        elif not text.strip():
+            raise PromptError("The message is empty. Write something first.")
 
     def awaited(self, run: Run) -> Iterator[Waiting]:
         """Wait for the model that is being loaded, if none is there. Raises Cancelled."""
