@@ -172,7 +172,8 @@ def test_an_answer_a_proof_and_a_new_conversation(page: Page) -> None:
     send(page, "Tell me a short story about a boat.")
     finished(page)
     expect(page.locator("#figures .ended")).to_contain_text("forwards")
-    assert re.match(r"[\d,.]+ m?s \| model time", figure(page, "First token"))
+    first = r"[\d.]+ m?s \| (seen on the screen, model [\d.]+ m?s|model time)"
+    assert re.fullmatch(first, figure(page, "First token"))
     assert 1 <= len(columns(page)) <= 64
     page.click("#prove")
     expect(page.locator("#proof .same")).to_contain_text("Identical", timeout=PATIENCE)
