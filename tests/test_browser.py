@@ -39,6 +39,12 @@ def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
     raise AssertionError(f"The program ended with {process.wait()}:\n{said}")
 
 
+def told(process: subprocess.Popen[str], words: str) -> str:
+    """The next line with these words that the program prints."""
+    assert process.stdout is not None
+    return next(line for line in process.stdout if words in line)
+
+
 def end(process: subprocess.Popen[str]) -> None:
     process.terminate()
     process.wait(20)
