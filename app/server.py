@@ -18,7 +18,7 @@ from engine.errors import SettingError
 from engine.queue import MOST_WAITING
 
 THREADS = MOST_WAITING + 40
-"""Every waiting run keeps one for a moment, again and again; 40 are for everything else."""
+"""Every waiting run keeps one until its turn comes; 40 are for everything else."""
 EVENTS_AT_ONCE = 4
 """Of an event that says nothing else."""
 

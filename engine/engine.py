@@ -226,13 +226,13 @@ class State:
 class Engine(Protocol):
     """What runs models. Every method may be called from any thread."""
 
-    @property
-    def state(self) -> State:
-        """What is loaded."""
-
     watch: Callable[[State], None]
     """Called with every new state, from a thread of the engine's; to be set by who wants to know.
     """
+
+    @property
+    def state(self) -> State:
+        """What is loaded now."""
 
     def generate(self, request: Request) -> Stream[Event]:
         """An answer. Raises Busy when too much waits already; its stream raises Cancelled when it

@@ -5,12 +5,14 @@ reason, once for each process; `restart` starts another one, in which no model i
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from engine.backends.memory import Need
 from engine.engine import Engine, Event, Load, Loading, Request, Share, State
+from engine.errors import EngineDied
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial
 from engine.loaded import Away
@@ -106,7 +108,8 @@ class Remote:
         return int(self.process.call("free", device))
 
     def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
-        self.process.call("forget", owner, conversation, past)
+        with suppress(EngineDied):  # What is gone has forgotten everything.
+            self.process.call("forget", owner, conversation, past)
 
 
 def served(make: Callable[[], Engine], publish: Callable[[Any], None]) -> Engine:
