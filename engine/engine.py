@@ -235,8 +235,8 @@ class Engine(Protocol):
         """What is loaded now."""
 
     def generate(self, request: Request) -> Stream[Event]:
-        """An answer. Raises Busy when too much waits already; its stream raises Cancelled when it
-        is stopped before its turn has come, else what went wrong."""
+        """An answer. Its stream raises Busy when too much waits already, Cancelled when it is
+        stopped before its turn has come, else what went wrong."""
 
     def load(self, wanted: Load) -> Stream[Loading]:
         """Let another model take the place of the loaded one; the run under way is stopped.

@@ -39,7 +39,7 @@ from engine.engine import (
     WantedLog,
     WantedPast,
 )
-from engine.errors import Cancelled, ModelError, SettingError, StrataError, first_line
+from engine.errors import Busy, Cancelled, ModelError, SettingError, StrataError, first_line
 from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
@@ -137,7 +137,7 @@ class Local:
     def start(
         self, owner: str, work: Callable[[Stream[Any]], None], urgent: bool = False
     ) -> Stream[Any]:
-        """Queue work up. Raises Busy."""
+        """Queue work up. What cannot wait in the queue ends with Busy."""
         stream = Work()
 
         def run() -> None:
@@ -160,7 +160,10 @@ class Local:
 
         entry = Run(owner, run, tell, stream.stop, urgent)
         stream.leave = leave
-        self.turns.join(entry)
+        try:
+            self.turns.join(entry)
+        except Busy as error:
+            stream.end(error)
         return stream
 
     # answers
