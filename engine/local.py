@@ -162,7 +162,7 @@ class Local:
         stream.leave = leave
         try:
             self.turns.join(entry)
-        except Busy as error:
+        except (Busy, Cancelled) as error:
             stream.end(error)
         return stream
 
@@ -541,10 +541,7 @@ class Local:
         self.turns.thread.submit(sweep)
 
     def close(self) -> None:
-        running = self.turns.running
-        for run in [*self.turns.waiting, *([running] if running else [])]:
-            run.stop()
-        self.turns.thread.shutdown(wait=True)
+        self.turns.close()
         self.take(nothing())
 
 

@@ -54,6 +54,7 @@ class Turns:
     def __init__(self, each: int = MOST_WAITING) -> None:
         self.each = each
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self.closed = False
         self.running: Run | None = None
         self.waiting: list[Run] = []
         """In the order they came."""
@@ -78,18 +79,28 @@ class Turns:
                 )
 
     def join(self, run: Run) -> None:
-        """Queue up: its work is done when its turn comes. Raises Busy.
+        """Queue up: its work is done when its turn comes. Raises Busy, and Cancelled after `close`.
 
         An urgent run waits for nobody but the run under way, which it stops.
         """
         with self.lock:
+            if self.closed:
+                raise before_it_began()
             if not run.urgent:
                 self.check(run.owner)
             self.waiting.append(run)
             if run.urgent and self.running is not None:
                 self.running.stop()
             self.tell()
-        self.thread.submit(self.turn)
+            self.thread.submit(self.turn)
+
+    def close(self) -> None:
+        """End all runs, and take no more. Waits for the one under way."""
+        with self.lock:
+            self.closed = True
+            for run in [*self.waiting, *([self.running] if self.running else [])]:
+                run.stop()
+        self.thread.shutdown(wait=True)
 
     def leave(self, run: Run) -> bool:
         """Take a run out of the queue; False when it is not there (any more)."""
