@@ -557,6 +557,21 @@ def test_what_was_parked_scores_to_the_last_bit_what_it_scored_before(gguf_small
         assert one.cached == [*text, 3, 5] and one.bytes > parked > 0
 
 
+@pytest.mark.gguf
+def test_a_cache_that_is_full_to_its_last_cell_can_be_parked(gguf_files: dict[str, Path]) -> None:
+    backend = opened_gguf(gguf_files["small-F32"], context_length=64)
+    one, other = backend.open(), backend.open()
+    texts = [[(token + shift) % 6000 + 5 for token in prompt_of(backend.cells)] for shift in (0, 9)]
+    for _ in range(2):
+        for sequence, text in zip((one, other), texts, strict=True):
+            held = sequence.prefill(text, never).reused
+            sequence.score(Tree(text[-1]), GREEDY)
+            sequence.accept([])
+            check_cells(sequence)
+            assert held in (0, len(text) - 1) and len(sequence.cached) == backend.cells
+    assert held == len(text) - 1
+
+
 def llama_cells(backend: Any) -> int:
     """The tokens in the library's cache, by the positions of all its sequences."""
     import llama_cpp
