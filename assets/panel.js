@@ -109,7 +109,7 @@ function drawSources(found) {
     const percent = known ? share + " %" : DASH;
     const rest = [...rated(accepted, drafted), spent === undefined ? DASH : duration(spent)];
     writeAll(row.texts, [percent, ...(alone ? ["", "", ""] : rest)]);
-    row.part.style.width = (share || 0) + "%";
+    row.part.style.flexGrow = share || 0;
     const title = row.title + " " + percent;
     if (row.part.title !== title) row.part.title = title;
   });
@@ -131,9 +131,8 @@ function drawLevels(found) {
 }
 
 function drawStages(found) {
-  const whole = found.reduce((sum, each) => sum + each, 0) || 1;
   times.forEach((part, at) => {
-    part.style.width = (100 * (found[at] || 0)) / whole + "%";
+    part.style.flexGrow = found[at] || 0;
     write(stages[at], found.length ? duration(found[at]) : DASH);
   });
 }

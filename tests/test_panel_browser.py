@@ -71,8 +71,9 @@ def test_figures_change_in_their_places_and_the_ribbon_grows(page: Page) -> None
     assert cells(page)[0] == "Context | 17 % | 10 / 80 13 % | 123 µs"
     assert cells(page)[3] == "Target | 50 % |  | "
     assert columns(page)[:3] == ["step 1: 1 token", "step 2: 2 tokens", "step 3: 3 tokens"]
-    width = page.locator("#figures .shares i").evaluate_all("all => all.map(n => n.style.width)")
-    assert width == ["17%", "17%", "17%", "50%"]
+    widths = page.locator("#figures .shares i").evaluate_all("all => all.map(n => n.clientWidth)")
+    assert sum(widths) == pytest.approx(page.locator("#figures .shares").bounding_box()["width"], 1)
+    assert widths[0] == widths[1] == widths[2] == pytest.approx(widths[3] / 3, 2)
     mark = "all => all.forEach(node => { node.mine = true; })"
     places = page.locator("#figures :not(.ribbon b)")
     places.evaluate_all(mark)
