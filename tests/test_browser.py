@@ -151,6 +151,7 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     assert kinds.count() > 5, "drafted tokens are marked"
     colours = kinds.evaluate_all("all => all.map(n => getComputedStyle(n).textDecorationColor)")
     assert len(set(colours)) >= 2 and "rgba(0, 0, 0, 0)" not in colours
+    kinds.first.hover()
     assert "position" in (kinds.first.get_attribute("title") or "")
     expect(page.locator("#figures")).to_contain_text("tokens per forward")
     expect(page.locator("#figures .ribbon b").first).to_be_attached()

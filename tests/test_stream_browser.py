@@ -137,8 +137,7 @@ def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
 
 
 def test_every_token_of_a_run_is_described(page: Page) -> None:
-    set_number(page, "Max tokens", 60)
-    send(page, "Say the same thing twice, then twice again.")
+    long_answer(page, 60)
     finished(page)
     runs = page.locator("#tokens .turn.answered .tok")
     on_one_line = "(span) => span.count > 2 && span.getClientRects().length === 1"
@@ -179,13 +178,13 @@ def test_a_page_that_is_closed_leaves_a_complete_answer(
     context: BrowserContext, page: Page, program: tuple[str, Path]
 ) -> None:
     long_answer(page)
-    early = len(stored(program[1])[0][1])
+    early = len(answer(page))
     page.close()
     again = context.new_page()
     visit(again, program[0])
     finished(again)
     complete(again, program[1])
-    assert len(stored(program[1])[0][1]) > early
+    assert len(answer(again)) > early
 
 
 def test_two_pages_watch_one_answer_and_either_may_stop_it(
@@ -200,7 +199,6 @@ def test_two_pages_watch_one_answer_and_either_may_stop_it(
         finished(each)
         expect(each.locator("#figures")).to_contain_text("stopped", timeout=PATIENCE)
         complete(each, program[1])
-    assert answer(page) == answer(other)
 
 
 class Between:
