@@ -96,7 +96,7 @@ class Session:
     ) -> None:
         self.engine, self.database = engine, database
         self.guests, self.folders, self.coming = guests, folders, Away(coming).info
-        self.runs = Runs()
+        self.runs = Runs(lambda: self.revival.end())
         self.notices: Latest[str, list[str]] = Latest()
         self.viewing: Latest[str, str | None] = Latest()
         self.views: Latest[str, str] = Latest()

@@ -17,6 +17,11 @@ from engine.streams import Stream
 T = TypeVar("T")
 
 
+HUNG_SECONDS = 30.0
+"""A forward ends early once it is stopped, and all else takes less. What does not end by then never
+will."""
+
+
 class Stop:
     """Ends one run: whatever the engine does for it, and what only asks whether it is set."""
 
@@ -67,7 +72,9 @@ class Runs:
     MOST_ASKED = 1024
     """Runs that were asked for and never begun, as their page was closed in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, hung: Callable[[], None] = lambda: None) -> None:
+        self.hung = hung
+        """Called when a run goes on for HUNG_SECONDS after it was stopped."""
         self.asked: OrderedDict[tuple[str, str], Run] = OrderedDict()
         self.known: dict[tuple[str, str], list[Run]] = {}
         self.lock = threading.Lock()
@@ -102,6 +109,16 @@ class Runs:
             runs = [*self.known.get((owner, about), ()), self.asked.get((owner, about))]
         for run in filter(None, runs):
             run.stop.set()
+            late = threading.Timer(HUNG_SECONDS, self.look, (run,))
+            late.daemon = True
+            late.start()
+
+    def look(self, run: Run) -> None:
+        """See whether a run that was stopped is over by now."""
+        with self.lock:
+            hangs = run in self.known.get((run.owner, run.about), ())
+        if hangs:
+            self.hung()
 
     def busy(self, owner: str, about: str) -> bool:
         """Whether there is a run that waits or is under way."""

@@ -379,6 +379,8 @@ class Local:
             if loaded.curve is not None:
                 stream.put(Costed(backend.info, loaded.costs))
         loaded.measure_plain()
+        # What was measured is no conversation: its cache would only take memory.
+        backend.close()
         return loaded
 
     def time(self, loaded: Loaded, stream: Stream[Any]) -> None:

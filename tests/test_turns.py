@@ -71,3 +71,17 @@ def test_a_stop_that_comes_while_the_engine_is_asked_ends_that_too() -> None:
         return stream
 
     assert stop.start(begin).stopped.is_set()
+
+
+def test_a_run_that_goes_on_after_its_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.turns.HUNG_SECONDS", 0.01)
+    told = threading.Event()
+    runs = Runs(told.set)
+    with runs.begin("ann", "a"):
+        runs.stop("ann", "a")
+        assert told.wait(20)
+    told.clear()
+    with runs.begin("ann", "b"):
+        pass
+    runs.stop("ann", "b")
+    assert not told.wait(0.1), "it is over"

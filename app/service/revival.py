@@ -42,6 +42,9 @@ class Mortal(Protocol):
     def restart(self) -> None:
         """Start a fresh process."""
 
+    def kill(self, reason: str) -> None:
+        """End a process that does not react."""
+
 
 @dataclass(frozen=True, slots=True)
 class Last:
@@ -105,6 +108,11 @@ class Revival:
             else:
                 self.tell(f"{reason} {last.name} is being loaded again.")
                 self.load(last)
+
+    def end(self) -> None:
+        """End a process that did not end an answer when it was told to."""
+        if isinstance(self.session.engine, Mortal):
+            self.session.engine.kill("The engine did not stop when it was told to, and was ended.")
 
     def often(self) -> bool:
         """Whether the process ended too often of late."""
