@@ -58,6 +58,9 @@ class Fragile(Local):
         self.threads[-1].start()
         return stream
 
+    def kill(self, reason: str) -> None:
+        self.on_death(reason)
+
     def restart(self) -> None:
         self.restarts += 1
 
