@@ -43,7 +43,7 @@ from engine.engine import (
     WantedPast,
     answered,
 )
-from engine.errors import ModelError, PromptError, StorageError, StrataError
+from engine.errors import EngineDied, ModelError, PromptError, StorageError, StrataError
 from engine.loaded import NO_MODEL, NOTHING, Away
 from engine.methods import Method
 from engine.queue import Waiting, before_it_began
@@ -234,17 +234,18 @@ class Session:
         While no model is there and one is being loaded, nobody knows how long a message may be:
         that is found out when it is answered.
         """
-        if self.engine.state.there:
-            self.engine.check(text)
-            self.engine.check_turn(owner)
-        elif self.models.loading is None:
-            raise ModelError(NO_MODEL)
-        elif not text.strip():
+        if not text.strip():
             raise PromptError("The message is empty. Write something first.")
+        if self.engine.state.there:
+            with suppress(EngineDied):  # It comes back, and then answers what was said meanwhile.
+                self.engine.check(text)
+                self.engine.check_turn(owner)
+        elif self.models.loading is None and not self.revival.busy:
+            raise ModelError(NO_MODEL)
 
     def awaited(self, run: Run) -> Iterator[Waiting]:
         """Wait for the model that is being loaded, if none is there. Raises Cancelled."""
-        while not self.engine.state.there and self.models.loading is not None:
+        while not self.engine.state.there and (self.models.loading or self.revival.busy):
             if run.stop.is_set():
                 raise before_it_began()
             yield Waiting(1, loading=True)
@@ -261,7 +262,8 @@ class Session:
 
     def drop_answer(self, owner: str, conversation_id: str) -> None:
         """Take back what follows the user's last message, before answering it again."""
-        self.engine.check_turn(owner)
+        with suppress(EngineDied):
+            self.engine.check_turn(owner)
         store = self.conversations(owner)
         said = [m.position for m in store.messages(conversation_id) if m.role == "user"]
         if not said:
@@ -285,6 +287,14 @@ class Session:
         before its turn had come, and Busy.
         """
         with self.runs.begin(owner, conversation_id, asked=True) as run:
+            try:
+                yield from self.decoded(owner, conversation_id, preferences, run)
+                return
+            except EngineDied:
+                if self.conversations(owner).messages(conversation_id)[-1].role != "user":
+                    raise
+            # Nothing of it was said: the next engine may do better.
+            yield from self.revival.awaited(run)
             yield from self.decoded(owner, conversation_id, preferences, run)
 
     def decoded(

@@ -6,7 +6,6 @@ reason, once for each process; `restart` starts another one, in which no model i
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -27,24 +26,28 @@ class Remote:
     its name. See engine/engine.py for what the methods do."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
-        self.state = State()
+        self.loaded = State()
         self.watch: Callable[[State], None] = lambda state: None
         self.on_death: Callable[[str], None] = lambda reason: None
         self.process = Process(partial(served, make), self.follow, self.died)
 
+    @property
+    def state(self) -> State:
+        return self.loaded if self.process.alive else gone(self.loaded)
+
     def follow(self, state: State) -> None:
         """The engine has loaded something."""
-        self.state = state
+        self.loaded = state
         self.watch(state)
 
     def died(self, reason: str) -> None:
         """The process is gone, and with it all that was loaded."""
-        self.follow(State(Away(replace(self.state.info)).info))
+        self.follow(gone(self.loaded))
         self.on_death(reason)
 
     def restart(self) -> None:
         """Start a fresh process; the old one ends if it still runs."""
-        self.follow(State(Away(self.state.info).info))
+        self.follow(gone(self.loaded))
         self.process.restart()
 
     def kill(self, reason: str) -> None:
@@ -110,6 +113,11 @@ class Remote:
     def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
         with suppress(EngineDied):  # What is gone has forgotten everything.
             self.process.call("forget", owner, conversation, past)
+
+
+def gone(state: State) -> State:
+    """What is left of it when the process has ended."""
+    return State(Away(state.info).info)
 
 
 def served(make: Callable[[], Engine], publish: Callable[[Any], None]) -> Engine:

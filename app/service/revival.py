@@ -10,21 +10,25 @@ forgotten, and the next file to be loaded begins with one (engine/backends/fast_
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from app.turns import Run
 from engine.backends import fast_path
 from engine.engine import State
 from engine.errors import EngineDied, StrataError
-from engine.queue import ME
+from engine.queue import ME, Waiting, before_it_began
 from engine.settings import Runtime
 
 if TYPE_CHECKING:
     from app.session import Session
 
 DEATHS = 3
+PATIENCE = 10.0
+"""Seconds within which it is known that a process ended whose work raised EngineDied."""
+LOOK_SECONDS = 0.1
 WINDOW = 300.0
 """So many ends of the process within so many seconds, and its model is given up."""
 
@@ -67,6 +71,7 @@ class Revival:
         self.loading = False
         self.deaths: deque[float] = deque(maxlen=DEATHS)
         self.lock = threading.Lock()
+        """Held while the model is brought back."""
         if isinstance(session.engine, Mortal):
             session.engine.on_death = self.revive
 
@@ -108,6 +113,23 @@ class Revival:
             else:
                 self.tell(f"{reason} {last.name} is being loaded again.")
                 self.load(last)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the model is being brought back."""
+        return self.lock.locked()
+
+    def awaited(self, run: Run) -> Iterator[Waiting]:
+        """Wait until the model of a process that ended is back, or given up. Raises Cancelled."""
+        latest, begun = monotonic() + PATIENCE, False
+        while not self.session.engine.state.there:
+            begun = begun or self.busy
+            if not self.busy and (begun or monotonic() > latest):
+                return
+            if run.stop.is_set():
+                raise before_it_began()
+            yield Waiting(1, loading=True)
+            run.stop.event.wait(LOOK_SECONDS)
 
     def end(self) -> None:
         """End a process that did not end an answer when it was told to."""
