@@ -114,3 +114,6 @@ def test_an_idle_page_asks_for_no_frames(opened: Open) -> None:
         while asked[-1] and len(asked) < 8:
             asked.append(frames(page))
         assert asked[-1] == 0, f"{name}: {asked}"
+    page.evaluate("() => { const draw = () => requestAnimationFrame(draw); draw() }")
+    page.locator("#tokens").click()
+    assert all(frames(page, 1) > 5 for _ in range(5)), "what draws goes on"
