@@ -3,7 +3,19 @@
 import sys
 from collections.abc import Sequence
 
-from bench import ablation, door, inflate, lookup, overhead, replay, speed, stack, to_gguf
+from bench import (
+    ablation,
+    door,
+    inflate,
+    lookup,
+    overhead,
+    page,
+    replay,
+    speed,
+    stack,
+    to_gguf,
+    truth,
+)
 from bench.commands import run_command
 
 COMMANDS = {
@@ -15,7 +27,9 @@ COMMANDS = {
     "stack": stack,
     "door": door,
     "overhead": overhead,
+    "page": page,
     "to-gguf": to_gguf,
+    "truth": truth,
 }
 
 

@@ -80,7 +80,9 @@ def test_the_app_leaves_torch_and_sql_to_others(path: Path) -> None:
 
 @pytest.mark.parametrize("path", BENCH, ids=name_of)
 def test_measurements_know_neither_the_interface_nor_the_training(path: Path) -> None:
-    assert not packages(path) & {"app", "training", "tests", "gradio"}
+    found = packages(path) & {"app", "training", "tests", "gradio"}
+    # What a page costs is measured against the program's own answer without one.
+    assert found == ({"app"} if path.stem == "page" else set())
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=name_of)

@@ -1,0 +1,491 @@
+"""What a page costs: the program in a browser, against the same answers with no page.
+
+Starts the program on a fresh data directory, opens its page in headless Chromium, and asks for an
+answer to each prompt twice, in rotated order: on the page, and in a process of its own where nobody
+looks on. Both take the tokens per second of decoding from the run that was stored. While the page
+streams, the times of its processes and the bytes that reach it are counted; a long conversation
+shows what a page does at length, and some quiet seconds what it does at rest. Each figure stands
+beside its bar. All processes share this machine, so leave it to them alone.
+"""
+
+import argparse
+import multiprocessing
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import cycle
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from bench.options import ASSETS, add_save_argument, check_save, print_record, source_of
+from engine.errors import SettingError
+from engine.methods import METHODS
+from engine.settings import Generation, Runtime, Sampling
+from storage.conversations import Conversations
+from storage.database import Database
+from storage.traces import Run, Traces
+
+ROOT = ASSETS.parent
+OWNER = "local"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
+PATIENCE_MS = 180_000
+SETTLE_SECONDS, IDLE_SECONDS = 6.0, 10.0
+LONG_TASKS = """window.long_tasks = [];
+new PerformanceObserver((list) => {
+  for (const task of list.getEntries()) window.long_tasks.push(task.duration);
+}).observe({ type: "longtask", buffered: true });"""
+"""The browser reports every task above 50 ms."""
+PROMPTS = (
+    ("Write a long letter from a lighthouse keeper to a friend in the city.", 0),
+    ("Write a story about a fox who learns to read, then tell it again in other words.", 2),
+    ("Tell me everything about a garden through the four seasons.", 3),
+    ("Write a long letter from a lighthouse keeper to a friend in the city.", 3),
+)
+"""Questions with seeds to which the embedded model says much."""
+MOST_LONG = 3
+"""Answers that are asked for in the long conversation."""
+LONG, WRITTEN = "A long conversation", "Page {}"
+"""Titles of the conversations that are opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a figure may be: at least or at most this much."""
+
+    words: str
+    wanted: float
+    least: bool = False
+    shown: str = "{:.2f}"
+
+    def line(self, value: float) -> str:
+        """One row of the table."""
+        limit = ("at least " if self.least else "at most ") + self.shown.format(self.wanted)
+        verdict = "met" if self.met(value) else "MISSED"
+        return f"  {self.words:<56}{self.shown.format(value):>10}   {limit:<18}{verdict}"
+
+    def met(self, value: float) -> bool:
+        """Whether the figure passes."""
+        return value >= self.wanted if self.least else value <= self.wanted
+
+
+BARS = {
+    "speed_ratio": Bar("engine speed with the page, over without one", 0.92, least=True),
+    "renderer_share": Bar("renderer while streaming, of a core", 0.15),
+    "server_share": Bar("server while streaming, of a core", 0.05),
+    "bytes_per_token": Bar("bytes received per token", 60, shown="{:,.0f}"),
+    "long_tasks": Bar("tasks above 50 ms at length", 0, shown="{:.0f}"),
+    "idle_share": Bar("server and engine at rest, of a core", 0.01, shown="{:.4f}"),
+    "start_seconds": Bar("seconds from the command to a page that is drawn", 3),
+}
+
+
+@dataclass(slots=True)
+class Shares:
+    """Processor time of the program and its page, in seconds, or in cores over a time."""
+
+    renderer: float
+    server: float
+    engine: float
+
+    def since(self, before: "Shares", seconds: float) -> "Shares":
+        """What was taken of a core since then."""
+        return Shares(
+            *(
+                (getattr(self, name) - getattr(before, name)) / seconds
+                for name in ("renderer", "server", "engine")
+            )
+        )
+
+
+@dataclass(slots=True)
+class Streamed:
+    """One answer on the page."""
+
+    tokens: int
+    speed: float
+    shares: Shares
+    received: int
+    long_tasks: list[float] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `bench page`."""
+    add = parser.add_argument
+    add("--model", default="embedded", help="a short name, a folder or *.gguf (default: embedded)")
+    add("--threads", type=int, default=1, help="of the engine")
+    add("--tokens", type=int, default=512, help="the longest answer")
+    add("--repeats", type=int, default=4, help="prompts that are answered both ways")
+    add("--starts", type=int, default=3, help="starts that are timed")
+    add("--length", type=int, default=4000, help="tokens of the long conversation")
+    add_save_argument(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print, save."""
+    if min(options.repeats, options.starts, options.tokens, options.length) < 1:
+        raise SettingError("Give at least one repeat, start and token.")
+    check_save(options.save)
+    record = {
+        "bench": "page",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": options.model,
+        "threads": options.threads,
+        "machine": platform.machine(),
+        "most_tokens": options.tokens,
+        "length": options.length,
+    }
+    with chromium() as browser, TemporaryDirectory() as place:
+        record |= starts(browser, options, Path(place))
+        with Program(options, Path(place) / "page") as program:
+            record |= measured(browser, program, options, Path(place) / "alone")
+    show(record)
+    print_record(record, options.save)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """The browser of this system. Raises SettingError where something of it is missing."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        raise SettingError(
+            "Playwright is not installed, which drives the browser. Install what "
+            "requirements-dev.txt names: make setup-dev."
+        ) from error
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        raise SettingError("There is no Chromium on the PATH. Install the package chromium.")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Program:
+    """The running program, and what its processes take. `url` is where it is served."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.folder = folder
+        command = [sys.executable, "app.py", "--no-browser", "--port", "0"]
+        command += ["--model", source_of(options.model), "--threads", str(options.threads)]
+        self.began = time.perf_counter()
+        self.process = subprocess.Popen(
+            [*command, "--data-dir", str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def __enter__(self) -> "Program":
+        assert self.process.stdout is not None
+        said = (re.search(r"ready at (http\S+)", line) for line in self.process.stdout)
+        try:
+            self.url = next(found[1] for found in said if found)
+        except StopIteration:
+            raise SettingError(
+                "The program ended before its page was there. Start it alone."
+            ) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def taken(self) -> Shares:
+        """Seconds so far: of all pages of our browser, of the program, of its own children."""
+        import psutil
+
+        ours = psutil.Process()
+        server = psutil.Process(self.process.pid)
+        engine = set(server.children(recursive=True))
+        others = set(ours.children(recursive=True)) - engine - {server}
+        pages = [process for process in others if "--type=renderer" in words_of(process)]
+        return Shares(*(sum(map(seconds_of, each)) for each in (pages, [server], engine)))
+
+
+def words_of(process: Any) -> list[str]:
+    """The command line of a process; nothing of one that has ended."""
+    import psutil
+
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def seconds_of(process: Any) -> float:
+    """Processor time of a process; none of one that has ended."""
+    import psutil
+
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def starts(browser: Any, options: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """Medians over several starts: to the first reply, to a page that is drawn, to the model."""
+    replies, drawn, loaded, work = [], [], [], []
+    for number in range(options.starts):
+        with Program(options, place / f"start-{number}") as program:
+            reply(program.url)
+            replies.append(time.perf_counter() - program.began)
+            work.append(program.taken().server)
+            page = browser.new_page()
+            page.goto(program.url)
+            page.wait_for_selector("#box textarea", timeout=PATIENCE_MS)
+            drawn.append(time.perf_counter() - program.began)
+            wait_for_model(page)
+            loaded.append(time.perf_counter() - program.began)
+            page.close()
+    return {
+        "reply_seconds": median(replies),
+        "reply_processor_seconds": median(work),
+        "start_seconds": median(drawn),
+        "model_seconds": median(loaded),
+    }
+
+
+def reply(url: str) -> None:
+    """Wait until the page is answered with."""
+    while True:
+        try:
+            with urlopen(url, timeout=10) as found:
+                found.read()
+            return
+        except (URLError, ConnectionError):
+            time.sleep(0.02)
+
+
+def wait_for_model(page: Any) -> None:
+    """Until the page shows what it says of a loaded model."""
+    page.locator("#header .facts", has_text="context").wait_for(timeout=PATIENCE_MS)
+
+
+def measured(
+    browser: Any, program: Program, options: argparse.Namespace, alone: Path
+) -> dict[str, Any]:
+    """All that is measured with one program: answers in both ways, long ones, and rest."""
+    asked = asked_of(options)
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.set_default_timeout(PATIENCE_MS)
+    page.add_init_script(LONG_TASKS)
+    with Database(program.folder / "strata.db") as database, Alone(alone, options) as other:
+        write(database, options, asked)
+        page.goto(program.url)
+        wait_for_model(page)
+        answers, speeds = [], []
+        for number, (text, _) in enumerate(asked):
+            title = WRITTEN.format(number)
+            if number % 2:
+                speeds.append(other.answer(title, text))
+            answers.append(stream(page, program, database, title, text))
+            if not number % 2:
+                speeds.append(other.answer(title, text))
+        lengthen(database, options)
+        page.reload()
+        wait_for_model(page)
+        long = [stream(page, program, database, LONG, text) for text, _ in PROMPTS[:MOST_LONG]]
+        rest = at_rest(program)
+        page.close()
+    return figures(answers, speeds, long, rest)
+
+
+def asked_of(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """The questions that are answered both ways, with their seeds."""
+    return [PROMPTS[number % len(PROMPTS)] for number in range(options.repeats)]
+
+
+def write(
+    database: Database, options: argparse.Namespace, asked: Sequence[tuple[str, int]]
+) -> None:
+    """A conversation for each question, whose answer is drawn with the question's seed."""
+    store = Conversations(database, OWNER)
+    for number, (_, seed) in enumerate(asked):
+        fresh(store, WRITTEN.format(number), options.tokens, seed)
+
+
+def lengthen(database: Database, options: argparse.Namespace) -> None:
+    """A conversation of so many tokens of answers, made of the answers that there are."""
+    store = Conversations(database, OWNER)
+    stored = [message for found in store.list() for message in store.messages(found.id)]
+    told = cycle([message for message in stored if message.role == "assistant"])
+    long, length = fresh(store, LONG, options.tokens, 0), 0
+    while length < options.length:
+        answer = next(told)
+        pieces = answer.pieces or ()
+        length += max(1, len(pieces))
+        store.append(long, "user", "Go on.")
+        store.append(long, "assistant", answer.content, pieces=pieces)
+
+
+def fresh(store: Conversations, title: str, tokens: int, seed: int) -> str:
+    """A conversation whose answers are drawn with that seed; returns its id."""
+    found = store.create(title)
+    generation = Generation(Sampling(0.8, min_p=0.05, seed=seed), tokens)
+    settings = {"generation": asdict(generation), "fresh_seed": False, "method": "hd"}
+    settings["drafting"] = asdict(METHODS["hd"].drafting)
+    store.set_settings(found.id, settings)
+    return found.id
+
+
+def stream(page: Any, program: Program, database: Database, title: str, text: str) -> Streamed:
+    """Ask on the page, in the conversation of that title, and count until the answer ends."""
+    page.locator("#conversations label", has_text=title).first.click()
+    page.wait_for_timeout(3000)
+    wire = page.context.new_cdp_session(page)
+    received: list[int] = []
+    wire.send("Network.enable")
+    wire.on("Network.dataReceived", lambda data: received.append(size_of(data)))
+    page.evaluate("() => { window.long_tasks = [] }")
+    page.fill("#box textarea", text)
+    before, began = program.taken(), time.perf_counter()
+    page.press("#box textarea", "Enter")
+    page.wait_for_selector("#stop", state="visible")
+    page.wait_for_selector("#send", state="visible")
+    shares = program.taken().since(before, time.perf_counter() - began)
+    long_tasks = page.evaluate("() => window.long_tasks")
+    wire.detach()
+    done = last_run(database)
+    return Streamed(done.emitted_tokens, speed(done), shares, sum(received), long_tasks)
+
+
+def size_of(data: dict[str, Any]) -> int:
+    """Bytes of a piece of a response as it came over the wire, where the browser tells them."""
+    return int(data.get("encodedDataLength") or data["dataLength"])
+
+
+def last_run(database: Database) -> Run:
+    """The answer that was stored last."""
+    return Traces(database, OWNER).history(1)[0]
+
+
+def speed(done: Run) -> float:
+    """Tokens per second of decoding."""
+    return done.emitted_tokens / done.decode_seconds
+
+
+def at_rest(program: Program) -> Shares:
+    """What an open page takes when nothing is done."""
+    time.sleep(SETTLE_SECONDS)
+    before = program.taken()
+    time.sleep(IDLE_SECONDS)
+    return program.taken().since(before, IDLE_SECONDS)
+
+
+class Alone:
+    """The same model in a process of its own, with conversations of its own and no page."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.options = folder, options
+        context = multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        arguments = (there, folder, source_of(options.model), options.threads)
+        self.process = context.Process(target=answer_alone, args=arguments, daemon=True)
+
+    def __enter__(self) -> "Alone":
+        self.process.start()
+        self.database = Database(self.folder / "strata.db")
+        write(self.database, self.options, asked_of(self.options))
+        self.pipe.recv()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pipe.send(None)
+        self.process.join(20)
+        self.database.close()
+
+    def answer(self, title: str, text: str) -> float:
+        """The tokens per second of an answer that nobody looks at."""
+        store = Conversations(self.database, OWNER)
+        conversation = next(found.id for found in store.list() if found.title == title)
+        store.append(conversation, "user", text)
+        self.pipe.send(conversation)
+        self.pipe.recv()
+        return speed(last_run(self.database))
+
+
+def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> None:
+    """The process of `Alone`: answers conversations as the program does, without serving a page."""
+    from app.loaded import Away
+    from app.preferences import Preferences
+    from app.session import Session
+
+    with Database(folder / "strata.db") as database:
+        session = Session(Away(), database, folders=[ASSETS / "statistics"])
+        for _ in session.models.start(source, Runtime(threads=threads)):
+            pass
+        pipe.send("ready")
+        while conversation := pipe.recv():
+            settings = session.conversations(OWNER).get(conversation).settings
+            for _ in session.answer(OWNER, conversation, Preferences.from_mapping(settings)):
+                pass
+            pipe.send("answered")
+
+
+def figures(
+    answers: Sequence[Streamed], alone: Sequence[float], long: Sequence[Streamed], rest: Shares
+) -> dict[str, Any]:
+    """Medians over the answers; of those at length, the longest."""
+    tasks = [task for answer in long for task in answer.long_tasks]
+    longest = max(long, key=lambda answer: answer.tokens)
+    return {
+        "tokens": [answer.tokens for answer in answers],
+        "page_tokens_per_second": median(answer.speed for answer in answers),
+        "alone_tokens_per_second": median(alone),
+        "speed_ratio": median(
+            answer.speed / other for answer, other in zip(answers, alone, strict=True)
+        ),
+        "renderer_share": median(answer.shares.renderer for answer in answers),
+        "server_share": median(answer.shares.server for answer in answers),
+        "engine_share": median(answer.shares.engine for answer in answers),
+        "bytes_per_token": median(answer.received / answer.tokens for answer in answers),
+        "long_tokens": longest.tokens,
+        "long_tasks": len(tasks),
+        "longest_task_ms": max(tasks, default=0.0),
+        "long_bytes_per_token": longest.received / longest.tokens,
+        "long_renderer_share": longest.shares.renderer,
+        "long_tokens_per_second": longest.speed,
+        "idle_share": rest.server + rest.engine,
+        "idle_renderer_share": rest.renderer,
+    }
+
+
+def show(record: dict[str, Any]) -> None:
+    """Each figure beside its bar, then what explains them."""
+    print(
+        f"{record['model']}, {record['threads']} threads, {record['machine']}, "
+        f"{record['date'][:10]}; answers of {', '.join(map(str, record['tokens']))} tokens\n"
+    )
+    for name, bar in BARS.items():
+        print(bar.line(record[name]))
+    print(
+        f"\n  tokens per second: {record['page_tokens_per_second']:.0f} with the page, "
+        f"{record['alone_tokens_per_second']:.0f} without, "
+        f"{record['long_tokens_per_second']:.0f} at length"
+        f"\n  engine processes {record['engine_share']:.2f} of a core"
+        + (" (it is in the server's)" if record["engine_share"] < 0.1 else "")
+        + f"\n  at length: longest task {record['longest_task_ms']:.0f} ms, renderer "
+        f"{record['long_renderer_share']:.2f}, {record['long_bytes_per_token']:,.0f} bytes a token"
+        f"\n  at rest: renderer {record['idle_renderer_share']:.4f} of a core"
+        f"\n  start: first reply after {record['reply_seconds']:.2f} s and "
+        f"{record['reply_processor_seconds']:.2f} s of processor time, model after "
+        f"{record['model_seconds']:.2f} s"
+    )

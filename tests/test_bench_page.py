@@ -1,0 +1,92 @@
+"""What a page costs: its figures and bars, and a report of a real page."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.page import BARS, Bar, Shares, Streamed, figures, lengthen, size_of, write
+from storage.conversations import Conversations, Piece
+from storage.database import Database
+
+
+def answer(tokens: int, speed: float, renderer: float, *tasks: float) -> Streamed:
+    return Streamed(tokens, speed, Shares(renderer, 0.2, 0.9), 100 * tokens, list(tasks))
+
+
+def test_figures_are_medians_of_pairs_and_long_tasks_are_counted() -> None:
+    answers = [answer(100, 90.0, 0.1), answer(50, 40.0, 0.3), answer(10, 30.0, 0.2)]
+    long = [answer(5, 9.0, 0.5, 60.0), answer(20, 7.0, 0.6, 51.0, 80.0)]
+    found = figures(answers, [100.0, 50.0, 25.0], long, Shares(0.03, 0.001, 0.002))
+    assert found["speed_ratio"] == 0.9 and found["tokens"] == [100, 50, 10]
+    assert (found["renderer_share"], found["bytes_per_token"]) == (0.2, 100.0)
+    assert (found["long_tasks"], found["longest_task_ms"], found["long_tokens"]) == (3, 80.0, 20)
+    assert found["idle_share"] == pytest.approx(0.003) and found["idle_renderer_share"] == 0.03
+
+
+def test_shares_are_of_the_time_between() -> None:
+    assert Shares(3.0, 2.0, 10.0).since(Shares(1.0, 2.0, 5.0), 10.0) == Shares(0.2, 0.0, 0.5)
+
+
+def test_a_bar_is_met_on_its_side_of_it() -> None:
+    least, most = Bar("speed", 0.92, least=True), Bar("bytes", 60)
+    assert least.met(0.92) and least.met(1.1) and not least.met(0.91)
+    assert most.met(60) and not most.met(60.1)
+    assert "met" in least.line(1.0) and "MISSED" in most.line(61)
+
+
+def test_bytes_are_counted_as_they_came_and_of_a_stream_as_they_are() -> None:
+    assert size_of({"encodedDataLength": 40, "dataLength": 100}) == 40
+    assert size_of({"encodedDataLength": 0, "dataLength": 100}) == 100
+
+
+def test_the_long_conversation_has_so_many_tokens_of_answers(db: Database) -> None:
+    class Options:
+        tokens, length, repeats = 32, 50, 1
+
+    write(db, Options, [("a question", 7)])  # type: ignore[arg-type]
+    store = Conversations(db, "local")
+    asked = store.list()[0]
+    assert asked.settings["generation"]["sampling"]["seed"] == 7
+    assert asked.settings["fresh_seed"] is False
+    pieces = [Piece(f" {at}", "target", 0, at, at, 0.5) for at in range(20)]
+    store.append(asked.id, "assistant", "".join(piece.text for piece in pieces), pieces=pieces)
+    lengthen(db, Options)  # type: ignore[arg-type]
+    long = next(found for found in store.list() if found.title == "A long conversation")
+    said = [message for message in store.messages(long.id) if message.role == "assistant"]
+    assert [len(message.pieces or ()) for message in said] == [20, 20, 20]
+
+
+def test_what_is_missing_is_said_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.page.shutil.which", lambda name: None)
+    assert main(["page"]) == 2
+    assert "Install the package chromium" in capsys.readouterr().err
+    assert main(["page", "--repeats", "0"]) == 2
+
+    @contextmanager
+    def never() -> Iterator[None]:
+        raise AssertionError
+        yield
+
+    monkeypatch.setattr("bench.page.chromium", never)
+    assert main(["page", "--save", "/no/such/folder/file"]) == 2
+
+
+@pytest.mark.browser
+def test_a_run_ends_in_one_json_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "page.json"
+    run = ["page", "--repeats", "1", "--starts", "1", "--tokens", "24", "--length", "60"]
+    assert main([*run, "--save", str(file)]) == 0
+    said = capsys.readouterr().out
+    record = json.loads(said.splitlines()[-1])
+    assert record == json.loads(file.read_text()) and record["bench"] == "page"
+    assert record["tokens"] == [24] and record["bytes_per_token"] > 1
+    assert BARS.keys() <= record.keys()
+    assert all(bar.words in said for bar in BARS.values())
+    shares = [record[name] for name in ("renderer_share", "server_share", "start_seconds")]
+    assert min(shares) > 0 and record["model_seconds"] > record["start_seconds"]
