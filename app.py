@@ -44,6 +44,7 @@ def serve(options: Options) -> None:
     model until the page is there: it says how far that is."""
     from platformdirs import user_data_path
 
+    from app.stubs import skip_stubs
     from engine.reading import check_there, sampler, settled
     from storage import leftovers
     from storage.database import Database
@@ -53,6 +54,7 @@ def serve(options: Options) -> None:
     with ExitStack() as stack, Database(folder / "strata.db") as database:
         leftovers.clean(database, folder)
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
+        skip_stubs()
         from app import server, ui
         from app.models import title_of
         from app.session import Session

@@ -49,10 +49,18 @@ new PerformanceObserver((list) => {
 }).observe({ type: "longtask", buffered: true });"""
 """The browser reports every task above 50 ms."""
 PROMPTS = (
-    ("Write a long letter from a lighthouse keeper to a friend in the city.", 0),
     ("Write a story about a fox who learns to read, then tell it again in other words.", 2),
     ("Tell me everything about a garden through the four seasons.", 3),
-    ("Write a long letter from a lighthouse keeper to a friend in the city.", 3),
+    (
+        "Tell a long story about a lost key and the girl who looks for it in every room of an old "
+        "house.",
+        4,
+    ),
+    (
+        "Write the diary of a traveller who crosses the mountains in ten days, one entry for each "
+        "day.",
+        5,
+    ),
 )
 """Questions with seeds to which the embedded model says much."""
 MOST_LONG = 3
@@ -116,6 +124,7 @@ class Streamed:
 
     tokens: int
     speed: float
+    seconds: float
     shares: Shares
     received: int
     long_tasks: list[float] = field(default_factory=list)
@@ -291,21 +300,22 @@ def measured(
         write(database, options, asked)
         page.goto(program.url)
         wait_for_model(page)
-        answers, speeds = [], []
+        answers: list[Streamed] = []
+        alike: list[tuple[float, float]] = []
         for number, (text, _) in enumerate(asked):
             title = WRITTEN.format(number)
             if number % 2:
-                speeds.append(other.answer(title, text))
+                alike.append(other.answer(title, text))
             answers.append(stream(page, program, database, title, text))
             if not number % 2:
-                speeds.append(other.answer(title, text))
+                alike.append(other.answer(title, text))
         lengthen(database, options)
         page.reload()
         wait_for_model(page)
         long = [stream(page, program, database, LONG, text) for text, _ in PROMPTS[:MOST_LONG]]
         rest = at_rest(program)
         page.close()
-    return figures(answers, speeds, long, rest)
+    return figures(answers, alike, long, rest)
 
 
 def asked_of(options: argparse.Namespace) -> list[tuple[str, int]]:
@@ -360,11 +370,12 @@ def stream(page: Any, program: Program, database: Database, title: str, text: st
     page.press("#box textarea", "Enter")
     page.wait_for_selector("#stop", state="visible")
     page.wait_for_selector("#send", state="visible")
-    shares = program.taken().since(before, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    shares = program.taken().since(before, seconds)
     long_tasks = page.evaluate("() => window.long_tasks")
     wire.detach()
     done = last_run(database)
-    return Streamed(done.emitted_tokens, speed(done), shares, sum(received), long_tasks)
+    return Streamed(done.emitted_tokens, speed(done), seconds, shares, sum(received), long_tasks)
 
 
 def size_of(data: dict[str, Any]) -> int:
@@ -412,14 +423,16 @@ class Alone:
         self.process.join(20)
         self.database.close()
 
-    def answer(self, title: str, text: str) -> float:
-        """The tokens per second of an answer that nobody looks at."""
+    def answer(self, title: str, text: str) -> tuple[float, float]:
+        """The tokens per second of an answer that nobody looks at, and the seconds it took."""
         store = Conversations(self.database, OWNER)
         conversation = next(found.id for found in store.list() if found.title == title)
         store.append(conversation, "user", text)
+        began = time.perf_counter()
         self.pipe.send(conversation)
         self.pipe.recv()
-        return speed(last_run(self.database))
+        seconds = time.perf_counter() - began
+        return speed(last_run(self.database)), seconds
 
 
 def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> None:
@@ -441,18 +454,22 @@ def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> N
 
 
 def figures(
-    answers: Sequence[Streamed], alone: Sequence[float], long: Sequence[Streamed], rest: Shares
+    answers: Sequence[Streamed],
+    alone: Sequence[tuple[float, float]],
+    long: Sequence[Streamed],
+    rest: Shares,
 ) -> dict[str, Any]:
-    """Medians over the answers; of those at length, the longest."""
+    """Medians over the answers; of those at length, the longest. `alone` are the tokens per second
+    of the same answers without a page, and the seconds they took."""
+    pairs = list(zip(answers, alone, strict=True))
     tasks = [task for answer in long for task in answer.long_tasks]
     longest = max(long, key=lambda answer: answer.tokens)
     return {
         "tokens": [answer.tokens for answer in answers],
         "page_tokens_per_second": median(answer.speed for answer in answers),
-        "alone_tokens_per_second": median(alone),
-        "speed_ratio": median(
-            answer.speed / other for answer, other in zip(answers, alone, strict=True)
-        ),
+        "alone_tokens_per_second": median(speed for speed, _ in alone),
+        "speed_ratio": median(answer.speed / speed for answer, (speed, _) in pairs),
+        "wall_ratio": median(seconds / answer.seconds for answer, (_, seconds) in pairs),
         "renderer_share": median(answer.shares.renderer for answer in answers),
         "server_share": median(answer.shares.server for answer in answers),
         "engine_share": median(answer.shares.engine for answer in answers),
@@ -480,6 +497,8 @@ def show(record: dict[str, Any]) -> None:
         f"\n  tokens per second: {record['page_tokens_per_second']:.0f} with the page, "
         f"{record['alone_tokens_per_second']:.0f} without, "
         f"{record['long_tokens_per_second']:.0f} at length"
+        "\n  whole answers, from the key to the last word on the screen: "
+        f"{record['wall_ratio']:.2f}x of the speed without a page"
         f"\n  engine processes {record['engine_share']:.2f} of a core"
         + (" (it is in the server's)" if record["engine_share"] < 0.1 else "")
         + f"\n  at length: longest task {record['longest_task_ms']:.0f} ms, renderer "

@@ -14,14 +14,16 @@ from storage.database import Database
 
 
 def answer(tokens: int, speed: float, renderer: float, *tasks: float) -> Streamed:
-    return Streamed(tokens, speed, Shares(renderer, 0.2, 0.9), 100 * tokens, list(tasks))
+    return Streamed(tokens, speed, 2.0, Shares(renderer, 0.2, 0.9), 100 * tokens, list(tasks))
 
 
 def test_figures_are_medians_of_pairs_and_long_tasks_are_counted() -> None:
     answers = [answer(100, 90.0, 0.1), answer(50, 40.0, 0.3), answer(10, 30.0, 0.2)]
     long = [answer(5, 9.0, 0.5, 60.0), answer(20, 7.0, 0.6, 51.0, 80.0)]
-    found = figures(answers, [100.0, 50.0, 25.0], long, Shares(0.03, 0.001, 0.002))
+    alone = [(100.0, 1.0), (50.0, 1.8), (25.0, 1.2)]
+    found = figures(answers, alone, long, Shares(0.03, 0.001, 0.002))
     assert found["speed_ratio"] == 0.9 and found["tokens"] == [100, 50, 10]
+    assert found["wall_ratio"] == 0.6 and found["alone_tokens_per_second"] == 50.0
     assert (found["renderer_share"], found["bytes_per_token"]) == (0.2, 100.0)
     assert (found["long_tasks"], found["longest_task_ms"], found["long_tokens"]) == (3, 80.0, 20)
     assert found["idle_share"] == pytest.approx(0.003) and found["idle_renderer_share"] == 0.03

@@ -211,6 +211,26 @@ def test_a_path_where_nothing_is_is_refused_before_anything_is_imported(
     assert not (tmp_path / "data").exists()
 
 
+def test_gradio_is_imported_without_writing_stub_files() -> None:
+    """And is itself otherwise."""
+    code = (
+        "import sys\n"
+        "from app.stubs import skip_stubs\n"
+        "skip_stubs()\n"
+        "import ast\n"
+        "parsed = []\n"
+        "whole = ast.get_source_segment\n"
+        "ast.get_source_segment = lambda *a, **k: parsed.append(a) or whole(*a, **k)\n"
+        "import gradio\n"
+        "left = [finder for finder in sys.meta_path if type(finder).__module__ == 'app.stubs']\n"
+        "print(len(parsed), hasattr(gradio.Textbox(), 'submit'), len(left))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "True", "0"]
+
+
 @pytest.mark.parametrize("source", [str(EMBEDDED), "owner/name", "owner/name:file.gguf"])
 def test_what_may_be_there_is_not_refused(source: str) -> None:
     reading.check_there(source)
