@@ -7,7 +7,8 @@ something else slows every size alike and changes little.
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from statistics import median
@@ -18,17 +19,23 @@ import numpy as np
 from engine.backends.base import Backend
 from engine.settings import Sampling
 from engine.tree import Tree
+from engine.types import DATABASES, STACK
 
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Nodes per measured forward. The steps are small where kernels change their way of working."""
 CACHED = 256
 """Tokens in the cache while measuring."""
 SECONDS = 2.0
-GAIN = 0.05
+PACE = 0.15
 """How far an observation moves the estimates of all sizes: what slows one down has most likely
-slowed down all."""
-OWN = 0.02
-"""How much further it moves that of its own size."""
+slowed down all. How much further it moves that of its own size depends on what is known of it."""
+GAIN = 0.05
+"""How far it moves what drafting and the rest of a step take."""
+DRIFT = 4e-4
+"""How much less is known of a size after every step in which it was not observed, in variances of
+an observation. A size that is seen in each step is so moved by DRIFT ** 0.5 of what surprises."""
+DOUBT = 0.1
+"""The same for a size as measured: with little in the cache, and without drafting in between."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)
@@ -38,27 +45,41 @@ SURPRISE = 1.5
 REFRESH = 32
 LARGEST = 128
 """No tree is larger: costs are tabulated up to here."""
-LESSON = 3e-6
+TOKEN = 3e-6
 """Seconds to learn a token, until it was measured."""
-IDLE = 128
-"""Steps after which a way of stepping that was not used (plainly, drafted) is tried again."""
 
 
 @dataclass(slots=True)
-class Trial:
-    """Whether drafting pays, as it was found in the answers so far (engine/budget.py weighs it).
+class Gain:
+    """What one way to draft saved of late, in plain steps, and its back-off.
 
-    `credit` is what it may lose before it rests, in plain steps; what it saves adds to it, once it
-    has paid what is `owed` for learning whole texts. `rest` are the steps that it is left out for
-    from now on, and `pause` those of the last rest. `lesson` is the seconds that the databases need
-    to learn a token.
+    `balance` is the moving estimate; what is saved pays `debt`, for reading and keeping whole
+    texts, before it counts. The way is left out for the next `backoff` steps; `length` is what that
+    was in the beginning. It was not used for `unused` steps; once these are `wait`, it is probed.
     """
 
-    credit: float = 3.0
-    owed: float = 0.0
-    rest: int = 0
-    pause: int = 0
-    lesson: float = LESSON
+    balance: float = 3.0
+    debt: float = 0.0
+    backoff: int = 0
+    length: int = 0
+    unused: int = 0
+    wait: int = 32
+
+
+@dataclass(slots=True)
+class Gate:
+    """What is known of whether drafting pays: plain data, which engine/controller.py weighs.
+
+    `plain` and `drafted` count the steps since the last one without drafts and with some. The
+    databases need `token` seconds to learn a token, and `lesson` where they drafted before: then
+    they learn what the drafts were worth, too.
+    """
+
+    gains: dict[str, Gain] = field(default_factory=lambda: {DATABASES: Gain(), STACK: Gain()})
+    plain: int = 0
+    drafted: int = 0
+    token: float = TOKEN
+    lesson: float = TOKEN
 
 
 class CostCurve:
@@ -76,9 +97,9 @@ class CostCurve:
         self.sizes = sorted(points)
         self.values = [points[size] for size in self.sizes]
         self.node, self.other = node, other
-        self.steps = {"plain": 0, "drafted": 0}
+        self.doubts = [DOUBT] * len(self.sizes)
         self.fresh = 0
-        self.trial = Trial()
+        self.gate = Gate()
         self.table: list[float] = []
         """Seconds of a whole step over n nodes: forward, drafting, everything else."""
         self.slopes: list[float] = []
@@ -127,23 +148,24 @@ class CostCurve:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""
         at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         ratio = min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
-        common = ratio**GAIN
+        common = ratio**PACE
+        # The rarer a size is seen, the more each sight of it says: the gain of a Kalman filter.
+        own = self.doubts[at] / (self.doubts[at] + 1)
+        self.doubts[at] = own
+        self.doubts = [doubt + DRIFT for doubt in self.doubts]
         self.values = [value * common for value in self.values]
-        self.values[at] *= ratio**OWN
+        self.values[at] *= ratio**own
         # The first look-up is paid whether or not anything is drafted.
         self.node += GAIN * (draft / (nodes + 1) - self.node)
         self.other += GAIN * (draft / (nodes + 1) + other - self.other)
-        kind, rival = ("drafted", "plain") if nodes else ("plain", "drafted")
-        self.steps[kind] = 0
-        self.steps[rival] += 1
         self.fresh += 1
         if self.fresh >= REFRESH:
             self.fresh = 0
             self.refresh()
 
-    def idle(self, kind: str) -> bool:
-        """Whether steps of a kind ("plain" or "drafted") are due to be tried again."""
-        return self.steps[kind] >= IDLE
+    def copy(self) -> "CostCurve":
+        """All that is known, apart: what the copy goes on to learn changes nothing here."""
+        return deepcopy(self)
 
 
 def measure_costs(

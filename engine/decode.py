@@ -11,14 +11,26 @@ from time import perf_counter
 from typing import Any
 
 from engine.backends.base import Backend, Scores
-from engine.budget import Budget, Governor
+from engine.budget import Budget
+from engine.controller import DraftController, way
 from engine.costs import CostCurve
 from engine.drafters.base import Drafter, Likely
 from engine.errors import PromptError
 from engine.settings import Drafting, Generation
 from engine.text import TextStream
 from engine.tree import Tree
-from engine.types import STACK, TARGET, Event, Finish, Learned, Prefill, Step, Token, Work
+from engine.types import (
+    DATABASES,
+    STACK,
+    TARGET,
+    Event,
+    Finish,
+    Learned,
+    Prefill,
+    Step,
+    Token,
+    Work,
+)
 from engine.verify import verifier
 
 
@@ -47,32 +59,33 @@ def decode(
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
     vocabulary = backend.info.vocabulary_size
-    governor = Governor(drafting, vocabulary, costs, any(d.name != STACK for d in drafters))
-    lesson = Lesson(drafters, tokens, governor)
+    controller = DraftController(drafters, drafting, vocabulary, costs)
+    pending = PendingTokens(drafters, tokens, controller)
     rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
     try:
         clock = perf_counter()
         filled = backend.prefill(tokens, cancelled)
+        read = perf_counter()
         if filled.complete:
-            lesson.read(len(tokens) - filled.reused)
-        yield Prefill(len(tokens), filled.reused, perf_counter() - clock)
+            pending.read(len(tokens) - filled.reused)
+        yield Prefill(len(tokens), filled.reused, perf_counter() - clock, read - clock)
         index = 0
         while answer.finish is None:
             clock = perf_counter()
             again = filled.limit is not None and len(tokens) > filled.limit
             if again:
                 filled = backend.prefill(tokens, cancelled)
+            read = perf_counter()
             # What broke off decides nothing, whatever `cancelled` may say by now.
             if not filled.complete or (not index and cancelled()):
                 yield Step(index, (), finish="cancelled")
                 return
-            depth = depth_of(backend, len(tokens), answer.limit)
-            budget = governor.budget(depth)
-            if budget.nodes or not budget.near:
-                lesson.learn()
+            budget, asked = controller.plan(depth_of(backend, len(tokens), answer.limit))
+            if controller.learns(budget):
+                pending.learn()
             learned = perf_counter()
-            tree, work = draft(drafters, tokens, budget)
-            tree = tree.within(backend.info.leaves, depth)
+            tree, work = draft(asked, tokens, budget)
+            tree = tree.within(backend.info.leaves, budget.depth)
             drafted = perf_counter()
             scores = backend.score(tree, generation.sampling)
             scored = perf_counter()
@@ -81,17 +94,18 @@ def decode(
             sampled = perf_counter()
             backend.accept(rows[: len(emitted) - 1])
             tokens += chosen[: len(emitted)]
-            lesson.add(len(emitted), successors(scores, (0, *rows)))
+            pending.add(len(emitted), successors(scores, (0, *rows)))
             times = clocked(clock, drafted, scored, sampled, perf_counter())
-            counts = count(tree, rows[: len(emitted)], work)
+            plain = controller.plain_seconds(len(tree), len(emitted), times, read - clock)
+            counts = count(tree, rows[: len(emitted)], work) | {"plain_seconds": plain}
             step = Step(index, tuple(emitted), **counts, **times, finish=answer.finish)
             if not again:
-                governor.observe(step, learning=learned - clock)
+                controller.observe(step, learning=learned - read)
             yield step
             index += 1
     finally:
         clock = perf_counter()
-        lesson.finish(len(tokens) - len(prompt))
+        pending.finish(len(tokens) - len(prompt))
         learned = perf_counter() - clock
     yield Learned(learned)
 
@@ -103,21 +117,28 @@ def depth_of(backend: Backend, length: int, limit: int) -> int:
     return limit - length - 1 if room is None else min(limit - length - 1, room)
 
 
-class Lesson:
-    """The decided tokens that the drafters have yet to learn, the last `new`; in a rest it grows
-    until they are asked again. `likely` is of the last step, None where there were several. The
-    governor is told how long learning took."""
+class PendingTokens:
+    """The decided tokens that the drafters have yet to learn, the last `new`; in a back-off they
+    grow in number until the drafters are asked again. `likely` is of the last step, None where
+    there were several. The controller is told how long learning took."""
 
     def __init__(
-        self, drafters: Sequence[Drafter], tokens: Sequence[int], governor: Governor
+        self, drafters: Sequence[Drafter], tokens: Sequence[int], controller: DraftController
     ) -> None:
-        self.drafters, self.tokens, self.governor = drafters, tokens, governor
+        self.drafters, self.tokens, self.controller = drafters, tokens, controller
         self.new = 0
         self.likely: Likely | None = None
 
     def read(self, fresh: int) -> None:
-        """Have the drafters learn the prompt, of which `fresh` tokens are new."""
-        self.governor.taught(self.observe(len(self.tokens), None), fresh)
+        """Have the drafters learn the prompt, of which `fresh` tokens are new.
+
+        Draft models that back off leave it unread until they draft.
+        """
+        readers = [
+            d for d in self.drafters if way(d) != STACK or not self.controller.backing_off(STACK)
+        ]
+        seconds = self.timed(lambda d: d.observe(self.tokens, len(self.tokens), None), readers)
+        self.controller.read(seconds, fresh)
 
     def add(self, new: int, likely: Likely | None = None) -> None:
         """The last `new` tokens were decided."""
@@ -125,30 +146,29 @@ class Lesson:
         self.new += new
 
     def learn(self) -> None:
-        """Have the drafters learn them, or as many of the last as the governor allows."""
-        new = self.governor.lesson(self.new)
+        """Have the drafters learn them, or as many of the last as the controller allows."""
+        new = self.controller.lesson(self.new)
         if new:
-            seconds = self.observe(new, self.likely if new == self.new else None)
-            self.governor.learned(seconds, new)
+            likely = self.likely if new == self.new else None
+            seconds = self.timed(lambda d: d.observe(self.tokens, new, likely), self.drafters)
+            self.controller.learned(seconds.get(DATABASES, 0.0), new)
         self.new = 0
 
     def finish(self, new: int) -> None:
         """Let the drafters keep the answer, the last `new` tokens."""
         self.learn()
-        self.governor.taught(self.timed(lambda drafter: drafter.finish(self.tokens, new)))
+        self.controller.owe(self.timed(lambda d: d.finish(self.tokens, new), self.drafters))
 
-    def observe(self, new: int, likely: Likely | None) -> float:
-        """Have the drafters observe the last `new` tokens: the seconds that it took."""
-        return self.timed(lambda drafter: drafter.observe(self.tokens, new, likely))
-
-    def timed(self, work: Callable[[Drafter], None]) -> float:
-        """Do it for every drafter: the seconds that it took, without those of draft models, which
-        have a gate of their own."""
-        seconds = 0.0
-        for drafter in self.drafters:
+    def timed(
+        self, work: Callable[[Drafter], None], drafters: Sequence[Drafter]
+    ) -> dict[str, float]:
+        """Do it for some drafters: the seconds that it took, for each of the two ways to draft."""
+        seconds: dict[str, float] = {}
+        for drafter in drafters:
             clock = perf_counter()
             work(drafter)
-            seconds += perf_counter() - clock if drafter.name != STACK else 0.0
+            spent = perf_counter() - clock
+            seconds[way(drafter)] = seconds.get(way(drafter), 0.0) + spent
         return seconds
 
 

@@ -133,9 +133,13 @@ class Loaded:
         return self.curve if drafts and drafting.budget == "adaptive" else None
 
     def copy_of(self, method: Method) -> CostCurve | None:
-        """The same as a copy, for a run that must not change what the next one drafts."""
+        """The same as a copy, for a run that must not change what the next one drafts.
+
+        With it goes what drafting was worth of late: a measured run of a prompt must draft as the
+        next answer would.
+        """
         curve = self.curve_of(method)
-        return curve and CostCurve(curve.points, curve.node, curve.other)
+        return curve and curve.copy()
 
     def measure_plain(self) -> None:
         """How fast it decodes plainly, measured now with a short run."""

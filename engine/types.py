@@ -23,8 +23,8 @@ Finish = Literal["eos", "stop", "length", "context", "cancelled"]
 Rule = Literal["match", "rejection"]
 """How drafts are verified: engine/verify.py."""
 RULES: tuple[Rule, ...] = ("match", "rejection")
-STACK = "draft models"
-"""The name of a stack of draft models among the drafters. It has a gate of its own."""
+DATABASES, STACK = "databases", "draft models"
+"""The two ways to draft, as their drafters are named. What each gains is weighed for itself."""
 DRAFT = "draft:"
 """A source that begins so is a draft model, whose name follows."""
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping
 from itertools import pairwise
 from math import inf, nan
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.backends.toy import ToyBackend
+from engine.controller import PLAIN
 from engine.costs import LARGEST, REFRESH, SIZES, SURPRISE, CostCurve, measure_costs
 from engine.settings import Drafting, Generation, Sampling
 from tests.test_lossless import assert_lossless, events_of
@@ -216,3 +218,26 @@ def test_a_real_model_is_measured_and_left_usable(embedded: Any) -> None:
     after = events_of(backend, prompt, wanted, [], Drafting(), costs=curve)
     embedded.reset()
     assert_lossless(events_of(embedded, prompt, wanted), after)
+
+
+# How true c(0) : c(n) stays, which the live speedup is told by.
+
+
+def ratio_off(every: int, truth: Mapping[int, float], busy: bool) -> float:
+    """How far c(0) / c(7) is off on average, where one step in so many is plain."""
+    curve, draw, found = CostCurve(TRUTH), random.Random(1), list[float]()
+    load = 1.0
+    for at in range(6000):
+        load = draw.choice([1.0, 1.5, 2.0]) if busy and at % 200 == 0 else load
+        nodes = 0 if at % every == 0 else draw.choice([3, 7, 7, 15])
+        curve.observe(nodes, load * truth[nodes] * draw.uniform(0.9, 1.1), 0.0, 0.0)
+        found.append(curve.seconds(0) / curve.seconds(7) * truth[7] / truth[0])
+    return mean(abs(off - 1) for off in found[2000:])
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
+def test_a_plain_step_now_and_then_keeps_its_ratio_to_the_others_true(factor: float) -> None:
+    """Also where it was measured wrongly, and while the load of the machine changes."""
+    truth = {**TRUTH, 0: factor * TRUTH[0]}
+    assert ratio_off(PLAIN + 1, truth, busy=False) < 0.03
+    assert ratio_off(PLAIN + 1, truth, busy=True) < 0.05

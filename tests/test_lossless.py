@@ -14,7 +14,8 @@ from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.budget import Budget
 from engine.calibration import Calibration
 from engine.chat import Chat
-from engine.costs import IDLE, CostCurve, measure_costs
+from engine.controller import DRAFTED
+from engine.costs import CostCurve, measure_costs
 from engine.decode import decode, never
 from engine.drafters.base import Drafter, Likely
 from engine.drafters.hierarchy import Hierarchy
@@ -416,7 +417,7 @@ def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
         kinds += [bool(step.proposed) for step in fast]
     probes = [at for at, drafted in enumerate(kinds) if drafted]
     gaps = [after - before for before, after in zip([-1, *probes], probes, strict=False)]
-    assert len(gaps) > 3 and min(gaps) > IDLE and max(gaps) < 2 * IDLE
+    assert len(gaps) > 3 and min(gaps) > DRAFTED and max(gaps) < 2 * DRAFTED
 
 
 def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
@@ -591,7 +592,8 @@ def warm(embedded):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def measured(embedded) -> CostCurve:  # type: ignore[no-untyped-def]
-    """The embedded model's own cost curve; what is observed goes on correcting it."""
+    """The embedded model's own cost curve. Tests take copies: else what one draft was worth
+    would keep the next from drafting."""
     curve = measure_costs(embedded, seconds=0.3)
     embedded.reset()
     return curve
@@ -604,7 +606,7 @@ def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> Non
     filled, accepted = databases(), 0
     number = ORDERS.index(order)
     drafting = Drafting(tiers=order, policy=POLICIES[number % 2], harvest=number % 3 > 0)
-    method, costs = method_named("hd", drafting), [None, measured][number // 2 % 2]
+    method, costs = method_named("hd", drafting), [None, measured.copy()][number // 2 % 2]
     for number, temperature in enumerate(TEMPERATURES):
         wanted = generation(temperature, number, STEPS)
         prompt, drafters = prompts[number % 2], filled.drafters(method)
@@ -643,4 +645,4 @@ def test_embedded_a_warm_conversation_says_what_a_cold_one_does(embedded, measur
     embedded.reset()
     for temperature in (0.0, 1.0):
         embedded.reset()
-        conversation(embedded, "hd", 3, generation(temperature, 5, 24), measured)
+        conversation(embedded, "hd", 3, generation(temperature, 5, 24), measured.copy())

@@ -19,6 +19,7 @@ from engine.local import Local
 from engine.methods import METHODS
 from engine.reading import Reading
 from engine.settings import Drafting, Generation, Sampling
+from engine.types import DATABASES
 from storage.costs import CostStore, StoredCosts
 from storage.database import Database
 from tests.inside import ME, local
@@ -193,6 +194,19 @@ def test_a_comparison_leaves_the_curve_as_it_was(
         answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
         assert len(answers) == 1
     assert used.points == points and used.other == 0 and stored(db) == before
+
+
+def test_a_measured_run_starts_from_what_drafting_was_worth(session: Session) -> None:
+    """Else the page's answer and its proof would draft differently."""
+    session.loaded.prepare()
+    assert session.costs.curve is not None
+    gain = session.costs.curve.gate.gains[DATABASES]
+    gain.backoff = gain.length = 512
+    copy = session.costs.copy_of(METHODS["hd"])
+    assert copy is not None and copy.gate == session.costs.curve.gate
+    assert copy.table == session.costs.curve.table
+    copy.gate.gains[DATABASES].backoff = 0
+    assert gain.backoff == 512 and session.costs.copy_of(METHODS["plain"]) is None
 
 
 @pytest.mark.parametrize("price", [lambda n: 0.001, lambda n: 0.001 * (1 + n), lambda n: 1.0 + n])

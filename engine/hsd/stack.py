@@ -181,30 +181,28 @@ def add(work: dict[str, Work], more: Mapping[str, Work]) -> None:
 TRIES = 4
 """What a prediction is worth, in observed steps."""
 MEMORY = 32
-"""Older steps fade, so that the gate follows the text."""
-RETRY = 32
-"""After so many steps without it, the stack is tried again."""
+"""Older steps fade, so that the estimate follows the text."""
 
 
 class Stack:
-    """The top level behind a gate: it drafts where that is expected to be the fastest.
+    """The top level, which drafts where the databases do not draft better.
 
-    The rivals are plain decoding and what the databases have put into the tree before; where the
-    stack wins, their drafts are dropped, as few of them would be worth their rows beside its own.
-    `tokens` and `seconds` are what a step with a draft emits and what drafting it takes: predicted
-    at first, then observed. Without a measured cost curve it drafts whenever the databases did not.
+    What they have put into the tree before is then dropped, as few of its nodes would be worth
+    their rows beside the stack's own. `tokens` and `seconds` are what a step with a draft emits and
+    what drafting it takes: predicted at first, then observed. Whether draft models pay at all is
+    for engine/controller.py to say. Without a cost curve the stack drafts where nobody else did.
     """
 
     name = STACK
 
     def __init__(self, top: Level, tokens: float, seconds: float) -> None:
         self.top, self.tokens, self.seconds = top, tokens, seconds
-        self.steps, self.skipped = TRIES, 0
+        self.steps = TRIES
         self.drafting = False
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Let the top level draft, unless others are better at it here."""
-        self.drafting = self.pays(tree, budget)
+        self.drafting = self.leads(tree, budget)
         if not self.drafting:
             return {}
         chain, clock = Tree(tokens[-1]), perf_counter()
@@ -217,16 +215,14 @@ class Stack:
             self.seconds += (perf_counter() - clock - self.seconds) / self.steps
         return work
 
-    def pays(self, tree: Tree, budget: Budget) -> bool:
-        """Whether tokens come faster with the stack than with the tree as it is."""
-        if budget.costs is None:
-            return not len(tree)
-        step = self.seconds + budget.costs.table[self.top.batch]
-        if self.tokens / step > budget.worth or self.skipped >= RETRY:
-            self.skipped = 0
+    def leads(self, tree: Tree, budget: Budget) -> bool:
+        """Whether tokens come faster with the stack than with the drafts that are there."""
+        if not len(tree) or budget.due == STACK:
             return True
-        self.skipped += 1
-        return False
+        if budget.costs is None:
+            return False
+        step = self.seconds + budget.costs.table[self.top.batch]
+        return self.tokens / step > budget.worth
 
     def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
         """Learn what the draft was worth."""
