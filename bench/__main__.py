@@ -7,6 +7,7 @@ from bench import (
     ablation,
     door,
     inflate,
+    live,
     lookup,
     overhead,
     page,
@@ -21,6 +22,7 @@ from bench.commands import run_command
 COMMANDS = {
     "ablation": ablation,
     "speed": speed,
+    "live": live,
     "inflate": inflate,
     "replay": replay,
     "lookup": lookup,

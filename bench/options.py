@@ -39,7 +39,7 @@ WORDS = {
 """What the settings of a Runtime mean that do not say it themselves."""
 REPORTED = (
     *("skip", "limit", "max_new_tokens", "temperature", "min_p", "seed", "repeats"),
-    *("policy", "nodes", "budget", "harvest"),
+    *("policy", "nodes", "budget", "harvest", "hot"),
 )
 """The options that a report repeats, those of them that its command has."""
 REPORTED_OF = {LLAMA_CPP: ("gpu_layers", "batch_size", "flash_attention", "cache_type")}
