@@ -43,6 +43,7 @@ from engine.methods import METHODS, Databases, Method, drafters_of, method_named
 from engine.metrics import Metrics, summarise
 from engine.settings import Generation
 from engine.types import Learned, Prefill, Step
+from storage.statistics import StatisticsTable
 
 HOT = 2.0
 """The temperature at which a model says anything at all."""
@@ -165,7 +166,9 @@ class Runs:
         databases: Databases,
         curve: CostCurve | None,
     ) -> tuple[Prefill, list[Step], Learned]:
-        """One answer, as its events."""
+        """One answer, as its events. It finds no look-up remembered that another has paid for."""
+        if isinstance(self.databases.statistics, StatisticsTable):
+            self.databases.statistics.look_up_packed.cache_clear()
         cold((self.backend, *(self.family.drafts.values() if self.family else ())))
         drafters = drafters_of(method, databases, self.family, generation.sampling)
         read, *steps, learned = decode(
