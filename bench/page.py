@@ -438,6 +438,7 @@ class Alone:
 def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> None:
     """The process of `Alone`: answers conversations as the program does, without serving a page."""
     from app.loaded import Away
+
     from app.preferences import Preferences
     from app.session import Session
 
