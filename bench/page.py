@@ -17,9 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -409,7 +410,7 @@ class Alone:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
         arguments = (there, folder, source_of(options.model), options.threads)
-        self.process = context.Process(target=answer_alone, args=arguments, daemon=True)
+        self.process = context.Process(target=answer_alone, args=arguments)
 
     def __enter__(self) -> "Alone":
         self.process.start()
@@ -437,13 +438,15 @@ class Alone:
 
 def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> None:
     """The process of `Alone`: answers conversations as the program does, without serving a page."""
-    from app.loaded import Away
-
     from app.preferences import Preferences
     from app.session import Session
+    from engine.local import Local
+    from engine.remote import Remote
+    from storage.statistics import open_table
 
-    with Database(folder / "strata.db") as database:
-        session = Session(Away(), database, folders=[ASSETS / "statistics"])
+    engine = Remote(partial(Local, partial(open_table, [ASSETS / "statistics"])))
+    with closing(engine), Database(folder / "strata.db") as database:
+        session = Session(engine, database, folders=[ASSETS / "statistics"])
         for _ in session.models.start(source, Runtime(threads=threads)):
             pass
         pipe.send("ready")
