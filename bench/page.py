@@ -43,7 +43,7 @@ OWNER = "local"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
 PATIENCE_MS = 180_000
-SETTLE_SECONDS, IDLE_SECONDS = 6.0, 10.0
+SETTLE_SECONDS, IDLE_SECONDS = 12.0, 10.0
 LONG_TASKS = """window.long_tasks = [];
 new PerformanceObserver((list) => {
   for (const task of list.getEntries()) window.long_tasks.push(task.duration);
