@@ -2,10 +2,12 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.arguments import Options, parse
@@ -13,6 +15,10 @@ from engine.errors import StrataError
 
 if TYPE_CHECKING:
     from app.models import Models, Progress
+    from app.session import Session
+    from storage.database import Database
+
+ASSETS = Path(__file__).resolve().parent / "assets"
 
 ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -40,12 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(options: Options) -> None:
-    """Everything in its order; the slow imports wait until the command line made sense, and the
-    model until the page is there: it says how far that is."""
+    """Everything in its order: the slow imports wait until the command line made sense. The model
+    is read in the engine's process meanwhile, and the page says how far that is."""
     from platformdirs import user_data_path
 
     from app.stubs import skip_stubs
-    from engine.reading import check_there, sampler, settled
+    from engine.reading import check_there
     from storage import leftovers
     from storage.database import Database
 
@@ -53,36 +59,44 @@ def serve(options: Options) -> None:
     folder = options.data_dir or user_data_path("strata", appauthor=False)
     with ExitStack() as stack, Database(folder / "strata.db") as database:
         leftovers.clean(database, folder)
+        session = session_of(options, folder, database, stack)
+        models = session.models
+        loading = models.start(options.model, options.runtime, options.drafts)
+        tell(database.notices)
+        threading.Thread(target=load, args=(models, loading), daemon=True).start()
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         skip_stubs()
         from app import server, ui
-        from app.models import title_of
-        from app.session import Session
         from app.web import stream
-        from engine.loaded import NOTHING
-        from engine.local import Local
-        from engine.queue import MOST_WAITING
-        from engine.remote import Remote
-        from storage.statistics import open_table
 
         port = server.pick_port(options.host, options.port)
-        statistics = (folder / leftovers.STATISTICS, ui.ASSETS / "statistics")
-        opener = partial(open_table, statistics)
-        each = 1 if options.public else MOST_WAITING
-        engine = stack.enter_context(closing(Remote(partial(Local, opener, each=each))))
-        coming = replace(
-            NOTHING, name=title_of(settled(options.model)), sampling=sampler(options.model)
-        )
-        session = Session(engine, database, options.public, folders=statistics, coming=coming)
-        loading = session.models.start(options.model, options.runtime, options.drafts)
-        tell(database.notices)
         blocks = ui.build(session, database.notices, options.password is not None)
         address = server.launch(blocks, options, port, stream.routes(session.generations))
         if options.made_up:
             print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
         print(f"Strata is ready at {address}", flush=True)
-        load(session.models, loading)
         blocks.block_thread()
+
+
+def session_of(options: Options, folder: Path, database: "Database", stack: ExitStack) -> "Session":
+    """The session on a new engine process, which ends with `stack`."""
+    from app.models import title_of
+    from app.session import Session
+    from engine.loaded import NOTHING
+    from engine.local import Local
+    from engine.queue import MOST_WAITING
+    from engine.reading import sampler, settled
+    from engine.remote import Remote
+    from storage import leftovers
+    from storage.statistics import open_table
+
+    statistics = (folder / leftovers.STATISTICS, ASSETS / "statistics")
+    each = 1 if options.public else MOST_WAITING
+    make = partial(Local, partial(open_table, statistics), each=each)
+    engine = stack.enter_context(closing(Remote(make)))
+    name, law = title_of(settled(options.model)), sampler(options.model)
+    coming = replace(NOTHING, name=name, sampling=law)
+    return Session(engine, database, options.public, folders=statistics, coming=coming)
 
 
 def load(models: "Models", loading: Iterator["Progress"]) -> None:

@@ -161,7 +161,7 @@ class Handlers:
         found = []
         for name in OPEN["device"]:
             with suppress(ModelError):
-                self.models.reading.device(source, Runtime(device=name))
+                self.session.engine.device(source, Runtime(device=name))
                 found.append(name)
         return found
 
@@ -188,7 +188,7 @@ class Handlers:
             return model_words.absent(source)
         try:
             need, free = self.models.need(source, runtime), self.models.free(source, runtime)
-            return model_words.need(source, need, free, reading.device(source, runtime))
+            return model_words.need(source, need, free, self.session.engine.device(source, runtime))
         except StrataError as error:
             return model_words.unknown(source, str(error))
 
