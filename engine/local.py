@@ -45,7 +45,7 @@ from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
 from engine.knowledge import Guarded, Knowledge, Past, Room
-from engine.loaded import Costs, Loaded, nothing
+from engine.loaded import NO_MODEL, Costs, Loaded, nothing
 from engine.methods import METHODS, Databases, drafters_of
 from engine.queue import ME, MOST_WAITING, Run, Turns, Waiting, before_it_began
 from engine.reading import READING, USUAL, Reading
@@ -189,7 +189,7 @@ class Local:
     def need_model(self) -> None:
         """Raise ModelError unless a model is loaded."""
         if not self.loaded.there:
-            self.loaded.backend.tokenize("")
+            raise ModelError(NO_MODEL)
 
     def said(self, request: Request, stream: Stream[Event]) -> Iterator[Event]:
         """The events of an answer that is learned."""
