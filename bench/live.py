@@ -168,7 +168,7 @@ class Runs:
     ) -> tuple[Prefill, list[Step], Learned]:
         """One answer, as its events. It finds no look-up remembered that another has paid for."""
         if isinstance(self.databases.statistics, StatisticsTable):
-            self.databases.statistics.look_up_packed.cache_clear()
+            self.databases.statistics.forget_look_ups()
         cold((self.backend, *(self.family.drafts.values() if self.family else ())))
         drafters = drafters_of(method, databases, self.family, generation.sampling)
         read, *steps, learned = decode(

@@ -297,6 +297,8 @@ class Local:
             if wanted.warm:
                 warm_up(target, prompt, generation)
             cold((target, *drafts.values()))
+            if self.table is not None:
+                self.table.forget_look_ups()
             curve = loaded.copy_of(method) if drafters else None
             cancelled = stream.stopped.is_set
             yield from decode(

@@ -213,6 +213,10 @@ class StatisticsTable:
                 best.append(Likeliest(packed - first, token, count / found.total))
         yield from sorted(best, key=lambda pair: -pair.share)[:limit]
 
+    def forget_look_ups(self) -> None:
+        """Have the next look-ups read the file, as the first ones did."""
+        self.look_up_packed.cache_clear()
+
     @property
     def cached_bytes(self) -> int:
         """About what the remembered look-ups take in memory."""

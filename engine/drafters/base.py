@@ -60,6 +60,10 @@ class NgramTable(Protocol):
         Every suffix of a known key is known.
         """
 
+    def forget_look_ups(self) -> None:
+        """Make the next look-ups as slow as the first ones: a run that is measured must not find
+        what another one has paid for."""
+
 
 class Frozen:
     """A tier that answers but does not keep what it sees: for measuring without a trace.
