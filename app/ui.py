@@ -227,10 +227,10 @@ def following(
     The sampler on the page stays where the model's makers want the one that it had, and where a
     conversation with settings of its own was open before there was a model.
     """
-    shown = gr.State(None)
+    shown = gr.State(())
 
     def follow(
-        before: Shown | None,
+        before: Shown | tuple[()] | None,
         method: str,
         length: float | None,
         compared: str,

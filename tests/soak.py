@@ -32,6 +32,7 @@ def main(conversations: int, owners: int, limit: int) -> None:
         engine = Local(backend=backend)
         session, knowledge = Session(engine, database), engine.loaded.knowledge
         knowledge.limit = limit
+        engine.loaded.sequences.limit = limit
         for number in range(conversations):
             owner = f"owner {number % owners}"
             words = (f"{draw.getrandbits(40):x}" for _ in range(200))

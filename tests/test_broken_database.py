@@ -97,6 +97,7 @@ def raised_by(event: BlockFunction, conversation: str) -> str:
         gr.Request: REQUEST,
         gr.SelectData: SimpleNamespace(index=[0, 0], value="x"),
         gr.EditData: SimpleNamespace(index=0, value="other words"),
+        gr.EventData: SimpleNamespace(_data={"token": "", "drawn": 0}),
     }
     kinds = [p.annotation for p in inspect.signature(handler, eval_str=True).parameters.values()]
     for at, kind in enumerate(kinds):

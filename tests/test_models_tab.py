@@ -21,6 +21,7 @@ from engine.loaded import NOTHING
 from engine.settings import Runtime
 from storage.database import Database
 from tests.conftest import EMBEDDED
+from tests.inside import local
 from tests.test_models import Shop, quick  # noqa: F401
 from tests.test_tabs import made
 
@@ -202,7 +203,8 @@ def test_only_devices_that_are_there_are_offered(handlers: models.Handlers) -> N
             raise ModelError("There is none.")
         return runtime.device
 
-    handlers.models.reading = replace(handlers.models.reading, device=device)
+    engine = local(handlers.session)
+    engine.reading = replace(engine.reading, device=device)
     candidate = Candidate("x", "x", "transformers", 1, False, Runtime(device="cuda:1"))
     shown = handlers.settings(candidate)[handlers.parts.runtime["device"]]
     assert shown["choices"] == ["auto", "cpu", "cuda", "cuda:1"] and shown["value"] == "cuda:1"

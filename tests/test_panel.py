@@ -96,7 +96,8 @@ def test_there_is_nothing_to_tell_without_a_run() -> None:
     assert empty == {"h": ["–", "–", "–", "–"], "n": "measuring", "e": "waiting"}
 
 
-def test_what_each_level_did() -> None:
+def test_what_each_level_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(palette, "LEVELS", {})
     small, evil = "draft:small", f"draft:{HOSTILE[0]}"
     one = Step(
         0,

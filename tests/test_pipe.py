@@ -23,8 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app import turns
-from engine import errors, remote
+from engine import errors, pipe
 from engine.errors import EngineDied, ModelError, StrataError
 from engine.pipe import Make, Process
 from engine.streams import PACE
@@ -148,12 +147,12 @@ def test_a_slow_call_does_not_hold_up_others(worker: Kept) -> None:
 
 
 def test_calls_beyond_the_pool_wait_and_are_answered(worker: Kept) -> None:
-    slow = [beside(lambda: worker.call("block")) for _ in range(remote.CALLS - 1)]
-    worker.call("await_blocked", remote.CALLS - 1)
+    slow = [beside(lambda: worker.call("block")) for _ in range(pipe.CALLS - 1)]
+    worker.call("await_blocked", pipe.CALLS - 1)
     more = [beside(partial(worker.call, "echo", number)) for number in range(50)]
     assert [call.result(LONG) for call in more] == list(range(50))
     worker.call("release")
-    assert [call.result(LONG) for call in slow] == ["released"] * (remote.CALLS - 1)
+    assert [call.result(LONG) for call in slow] == ["released"] * (pipe.CALLS - 1)
 
 
 def test_the_environment_is_that_of_the_start(
@@ -178,7 +177,7 @@ def subclasses(kind: type[Exception]) -> list[type[Exception]]:
 
 
 def test_every_error_of_ours_arrives_as_it_is(worker: Kept) -> None:
-    assert turns.Busy in subclasses(StrataError)
+    assert errors.Busy in subclasses(StrataError)
     tree = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
     assert len([node for node in tree.body if isinstance(node, ast.ClassDef)]) >= 7
     for kind in subclasses(StrataError):
@@ -252,14 +251,14 @@ def test_a_fast_producer_loses_nothing_and_sends_few_messages(
     worker: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: Counter[str] = Counter()
-    receive = remote.Link._receive
+    receive = pipe.Link._receive
 
-    def counted(link: remote.Link, kind: remote.Kind, number: int, body: bytes) -> None:
+    def counted(link: pipe.Link, kind: pipe.Kind, number: int, body: bytes) -> None:
         kinds[kind] += 1
         receive(link, kind, number, body)
 
     worker.call("echo", None)
-    monkeypatch.setattr(remote.Link, "_receive", counted)
+    monkeypatch.setattr(pipe.Link, "_receive", counted)
     began = time.monotonic()
     assert list(worker.stream("numbers", 10_000)) == list(range(10_000))
     most = (time.monotonic() - began) / PACE + 2
@@ -642,7 +641,7 @@ def test_close_lets_the_object_close(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["stubborn", "stopped", "making"])
 def test_close_does_not_wait_for_ever(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "GRACE", 0.1)
+    monkeypatch.setattr(pipe, "GRACE", 0.1)
     kept = Kept({"stubborn": Stubborn, "stopped": Worker, "making": Slow}[how])
     assert eventually(lambda: kept.state is not None)
     if how == "stopped":
@@ -674,7 +673,7 @@ def test_starting_and_closing_leaves_nothing(worker: Kept) -> None:
         with pytest.raises((pickle.PicklingError, AttributeError)):
             Process(lambda publish: None)
     assert eventually(lambda: ours(me) == before), (ours(me), before)
-    assert {worker._link} == remote.RUNNING
+    assert {worker._link} == pipe.RUNNING
 
 
 # Programs around it. What they print is what happened.

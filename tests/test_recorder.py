@@ -61,10 +61,9 @@ def test_an_update_looks_at_no_token_until_it_is_asked(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted: what is made of tokens while 2,000 steps are added and told."""
-    made, summarised = list[Any](), list[Any]()
-    piece_of, summarise = module.piece_of, module.summarise
+    made = list[Any]()
+    piece_of = module.piece_of
     monkeypatch.setattr(module, "piece_of", lambda *a: made.append(a) or piece_of(*a))
-    monkeypatch.setattr(module, "summarise", lambda *a: summarised.append(a) or summarise(*a))
 
     class Watched(list[Any]):
         looks = 0
@@ -81,7 +80,7 @@ def test_an_update_looks_at_no_token_until_it_is_asked(
     for index in range(2000):
         recorder.add(step(index))
         recorder.update(0)
-    assert len(made) == 4000 and summarised == [] and Watched.looks == 0
+    assert len(made) == 4000 and Watched.looks == 0
 
 
 def test_the_end_is_stored_before_it_is_told(recorder: Recorder, store: Conversations) -> None:

@@ -198,15 +198,15 @@ def test_a_comparison_leaves_the_curve_as_it_was(
 
 def test_a_measured_run_starts_from_what_drafting_was_worth(session: Session) -> None:
     """Else the page's answer and its proof would draft differently."""
-    session.loaded.prepare()
-    assert session.costs.curve is not None
-    gain = session.costs.curve.gate.gains[DATABASES]
+    loaded = local(session).loaded
+    assert loaded.curve is not None
+    gain = loaded.curve.gate.gains[DATABASES]
     gain.backoff = gain.length = 512
-    copy = session.costs.copy_of(METHODS["hd"])
-    assert copy is not None and copy.gate == session.costs.curve.gate
-    assert copy.table == session.costs.curve.table
+    copy = loaded.copy_of(METHODS["hd"])
+    assert copy is not None and copy.gate == loaded.curve.gate
+    assert copy.table == loaded.curve.table
     copy.gate.gains[DATABASES].backoff = 0
-    assert gain.backoff == 512 and session.costs.copy_of(METHODS["plain"]) is None
+    assert gain.backoff == 512 and loaded.copy_of(METHODS["plain"]) is None
 
 
 @pytest.mark.parametrize("price", [lambda n: 0.001, lambda n: 0.001 * (1 + n), lambda n: 1.0 + n])

@@ -26,6 +26,7 @@ from app.session import Session
 from app.web import stream
 from app.web.stream import News, Teller
 from engine.backends.toy import ToyBackend
+from engine.local import Local
 from engine.settings import Generation, Sampling
 from engine.types import MODEL, TARGET, Finish, Step, Token
 from storage.conversations import Piece
@@ -40,7 +41,7 @@ Columns = list[tuple[str, str, int, int, int]]
 
 @pytest.fixture
 def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(toy, db)
+    return Session(Local(backend=toy), db)
 
 
 def columns(pieces: Any) -> Columns:
@@ -353,7 +354,7 @@ def test_an_answer_of_512_tokens_takes_few_bytes(
     db: Database, embedded: Any, served: Callable[..., int]
 ) -> None:
     """With headers and framing; how often figures come depends on the clock, see below."""
-    session = Session(embedded, db)
+    session = Session(Local(backend=embedded), db)
     port = served(session.generations)
     generation = Generation(Sampling(temperature=0.8, seed=10), max_tokens=512)
     wanted = Preferences(generation, fresh_seed=False)

@@ -103,6 +103,8 @@ def test_the_steps_above_fill_every_field() -> None:
     blank = Step(index=-1, tokens=(Token(-1, -1, ""),), other_seconds=-1.0)
     for full, empty in ((STEPS[0], blank), (STEPS[0].tokens[0], blank.tokens[0])):
         for item in fields(full):
+            if item.name == "plain_seconds":
+                continue  # told while an answer grows, and not stored
             assert getattr(full, item.name) != getattr(empty, item.name), item.name
 
 
