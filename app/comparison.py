@@ -98,6 +98,8 @@ class Pairs:
     ) -> None:
         self.engine, self.request, self.measured = engine, request, measured
         self.reply, self.report, self.stop, self.info = reply, report, stop, info
+        self.unlearn: Callable[[tuple[int, ...]], Measured] = lambda prompt: measured
+        """What the drafters may know in runs of a prompt of these tokens."""
         self.warm = True
 
     def run(self, plain: bool) -> Generator[Timed | Waiting, None, Timed]:
@@ -114,6 +116,8 @@ class Pairs:
                     yield event
                 elif isinstance(event, Started):
                     self.same_model(event.info)
+                    # Plain decoding comes first, and has no drafters that could know an answer.
+                    self.measured = self.unlearn(event.prompt)
                 elif isinstance(event, Notice):
                     self.report(event.text)
                 elif isinstance(event, Prefill):

@@ -137,12 +137,23 @@ def compared(
 ) -> Iterator[Progress | Waiting]:
     """Answer the messages plainly and by the chosen method, in pairs, until it is stopped.
 
-    Every run has a fresh context tier, and is stored with its pair. Between two runs others may
-    use the model; raises ModelError when it is another one then.
+    Every run has a fresh context tier, and is stored with its pair. The answer that was last given
+    to the same prompt is not known to its drafters: who compares after asking wants to see what a
+    first answer gains. Between two runs others may use the model; raises ModelError when it is
+    another one then.
     """
+
+    def unlearn(prompt: tuple[int, ...]) -> Measured:
+        for (who, _), last in reversed(session.answered.items()):
+            if who == owner and last.prompt == prompt:
+                said = tuple(token.id for token in last.run.tokens)
+                return Measured((*prompt, *said), len(said), last.trusted)
+        return Measured()
+
     method, generation = preferences.chosen(), preferences.seeded()
     request = Request(tuple(messages), (), generation, method, None, owner)
     pairs = pairs_of(session, request, Measured(), run)
+    pairs.unlearn = unlearn
     progress: Progress | None = None
     for item in pairs.compare(repeats):
         yield item

@@ -835,6 +835,16 @@ def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
     assert last.cancelled and len(last.pairs) < 5
 
 
+def test_a_comparison_does_not_know_the_answer_that_was_just_given(session: Session) -> None:
+    """Else it would draft that one, and read far above what the answer itself gained."""
+    ask(session, "hello there")
+    *_, progress = session.compare(ME, "hello there", "", preferences(), 1)
+    assert progress.pairs[0][1].metrics.accepted.get("model", 0) == 0
+    *_, other = session.compare("other", "hello there", "", preferences(), 1)
+    first, second = (p.pairs[0][1].metrics for p in (progress, other))
+    assert first.proposed == second.proposed
+
+
 def test_plain_speed_is_measured(session: Session) -> None:
     loaded = local(session).loaded
     loaded.measure_plain()

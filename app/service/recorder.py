@@ -21,7 +21,7 @@ from storage.conversations import Conversations, Piece
 
 FLUSH_SECONDS = 0.5
 """Half of what may be lost: the other half is for the writing itself, and for a busy machine."""
-UPDATE_SECONDS = 0.1
+UPDATE_SECONDS = 0.12
 """How often those who watch are told: as often as a page draws."""
 
 
