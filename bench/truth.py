@@ -157,6 +157,7 @@ def show(record: dict[str, Any]) -> None:
                 f"\n{name}: {within} of {len(found)} within {100 * bar:.0f} % of Compare, median "
                 f"{100 * median(found):.1f} %, worst {100 * max(found):.1f} %"
             )
-    ones = [row["live"] for row in record["rows"] if row["tokens_per_forward"] < 1.005]
-    near = sum(value is not None and abs(value - 1) <= ONE for value in ones)
+    alone = [row for row in record["rows"] if row["tokens_per_forward"] < 1.005]
+    ones = [row["live"] for row in alone if row["live"] is not None]
+    near = sum(abs(value - 1) <= ONE for value in ones)
     print(f"1.00 tokens per forward: {near} of {len(ones)} live speedups within 1.0 +- {ONE:g}\n")
