@@ -51,7 +51,8 @@ class Bell:
 
 
 class Answer:
-    """One answer. `ahead` is how many come before it in the queue, 0 once its turn has come.
+    """One answer. `ahead` is how many come before it in the queue, 0 once its turn has come;
+    `loading`: one of them loads a model.
 
     `update` is what there is of it, None before its first step. Once it is `over` nothing changes
     any more; `error` then says what went wrong, "" if nothing did.
@@ -61,7 +62,7 @@ class Answer:
         self.owner, self.conversation = owner, conversation
         self.token = secrets.token_urlsafe(18)
         self.bell = Bell()
-        self.ahead = 0
+        self.ahead, self.loading = 0, False
         self.update: Update | None = None
         self.error = ""
         self.over = False
@@ -81,7 +82,7 @@ class Answer:
         try:
             for item in items:
                 if isinstance(item, Waiting):
-                    self.ahead = item.ahead
+                    self.ahead, self.loading = item.ahead, item.loading
                 else:
                     self.ahead, self.update = 0, item
                 self.bell.ring()

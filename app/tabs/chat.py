@@ -279,11 +279,14 @@ class Handlers:
             return
         async with aclosing(stream.tell(answer, drawn)) as events:
             async for news in events:
-                if self.session.viewing.get(here) != conversation:
-                    return
-                recent.extend((next(number), *event) for event in news)
-                yield update()
-                await asyncio.sleep(QUEUE_SECONDS)
+                for start in range(0, len(news), OVERLAP // 2):
+                    if self.session.viewing.get(here) != conversation:
+                        return
+                    # Few at a time: the page has to see each of them in one update at least.
+                    part = news[start : start + OVERLAP // 2]
+                    recent.extend((next(number), *event) for event in part)
+                    yield update()
+                    await asyncio.sleep(QUEUE_SECONDS)
 
     def again(
         self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None

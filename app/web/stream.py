@@ -68,7 +68,8 @@ class Teller:
         over, update, found = self.answer.over, self.answer.update, list[News]()
         if self.answer.ahead != self.ahead:
             self.ahead = self.answer.ahead
-            line = waiting_line(Waiting(self.ahead)) if self.ahead else ""
+            waiting = Waiting(self.ahead, self.answer.loading)
+            line = waiting_line(waiting) if self.ahead else ""
             found.append(News("waiting", line, self.sent))
         if update is not None:
             found += self.tokens(update)
