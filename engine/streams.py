@@ -49,6 +49,8 @@ class Stream(Generic[T]):
         self._queue: SimpleQueue[Sequence[T] | End] = SimpleQueue()
         self._taken: deque[T] = deque()
         """Out of the queue and not given to the consumer yet."""
+        self._ended = Event()
+        """The producer has ended: nobody need wait for more."""
         self._over = False
         """The consumer has met the end."""
         self._closed = False
@@ -70,6 +72,7 @@ class Stream(Generic[T]):
     def end(self, error: BaseException | None = None) -> None:
         """Nothing more comes. The consumer gets the items before this and then raises `error`."""
         self._queue.put(End(error))
+        self._ended.set()
 
     def ask(self, item: T) -> Any:
         """Add an item that wants an answer, and wait for the answer. One question at a time.
@@ -104,7 +107,8 @@ class Stream(Generic[T]):
         raise StopIteration
 
     def batches(self) -> Iterator[list[T]]:
-        """All items in lists: the first at once, then everything that came, every `pace` seconds.
+        """All items in lists: the first at once, then everything that came, every `pace` seconds,
+        and the end as soon as it comes.
 
         Where nothing comes it waits for one item. A generator that is given up closes the stream.
         """
@@ -113,7 +117,7 @@ class Stream(Generic[T]):
                 due = time.monotonic() + self._pace
                 yield [first, *self._rest()]
                 if not self._over:
-                    time.sleep(max(0.0, due - time.monotonic()))
+                    self._ended.wait(max(0.0, due - time.monotonic()))
         finally:
             self.close()
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engine import streams
 from engine.errors import Cancelled, ModelError
 from engine.streams import PACE, Stream
 
@@ -36,10 +35,22 @@ def filled(*items: int, error: BaseException | None = None) -> Stream[int]:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between batches, which are not made."""
-    pauses: list[float] = []
-    monkeypatch.setattr(streams.time, "sleep", pauses.append)
-    return pauses
+    """The pauses between batches, none of which is waited for."""
+    seconds: list[float] = []
+
+    class Counted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            seconds.append(timeout or 0.0)
+            return True
+
+    made = Stream.__init__
+
+    def make(stream: Stream[int], *arguments: float, **named: float) -> None:
+        made(stream, *arguments, **named)
+        stream._ended = Counted()
+
+    monkeypatch.setattr(Stream, "__init__", make)
+    return seconds
 
 
 def test_items_come_in_order_and_then_the_end_for_ever() -> None:
@@ -109,6 +120,16 @@ def test_what_the_consumer_took_itself_is_part_of_the_pause(slept: list[float]) 
     stream.put(2)
     next(batches)
     assert slept == [0.0]
+
+
+def test_an_end_does_not_wait_for_the_pause() -> None:
+    """Which is a day long."""
+    stream: Stream[int] = Stream(pace=86_400.0)
+    batches = stream.batches()
+    stream.put(1)
+    assert next(batches) == [1]
+    with thread(lambda: stream.end()):
+        assert list(batches) == []
 
 
 def test_no_pause_before_an_end_that_is_there(slept: list[float]) -> None:
