@@ -5,7 +5,7 @@ swapped from pair to pair, so that a machine that warms up or slows down favours
 drawn in the same way while they run: a page costs both the same.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -102,8 +102,8 @@ class Pairs:
         """What the drafters may know in runs of a prompt of these tokens."""
         self.warm = True
 
-    def run(self, plain: bool) -> Generator[Timed | Waiting, None, Timed]:
-        """One run as it grows; returns it finished."""
+    def run(self, plain: bool) -> Iterator[Timed | Waiting]:
+        """One run as it grows; the finished one last."""
         method = PLAIN if plain else self.request.method
         measured = replace(self.measured, warm=self.warm)
         self.warm = False
@@ -130,9 +130,7 @@ class Pairs:
                         yield Timed(method.name, prefill, tuple(steps))
         finally:
             stream.stop()
-        timed = Timed(method.name, prefill, tuple(steps), learned)
-        yield timed
-        return timed
+        yield Timed(method.name, prefill, tuple(steps), learned)
 
     def same_model(self, info: BackendInfo) -> None:
         """Raise ModelError when it is not the model of the runs before."""

@@ -107,11 +107,16 @@ def proved(
 
 def proof_of(session: "Session", owner: str, answered: Answered, progress: Progress) -> Proof:
     """What the pairs of a proof say of the answer that was shown."""
-    shown, (plain, fast) = answered.run, progress.pairs[-1]
+    # The pair in the middle, so that the times that are told give the speedup that is told.
+    ranked = sorted(
+        progress.pairs, key=lambda pair: pair[0].metrics.seconds / pair[1].metrics.seconds
+    )
+    middle = ranked[(len(ranked) - 1) // 2]
+    shown, (plain, fast) = answered.run, middle
     speeds = [slow.metrics.tokens_per_second for slow, _ in progress.pairs]
     session.plain = PlainSpeed(median(speeds), "by the last proof")
     kept = min(shown.metrics.kept, *(quick.metrics.kept for _, quick in progress.pairs))
-    gained = worth(progress.pairs, kept)
+    gained = worth([middle], kept)
     if run_id := answered.run_id:
         store = Traces(session.database, owner)
         session.keep(owner, lambda: store.note(run_id, gained.whole, gained.decoding))
