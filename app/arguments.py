@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from assets import ASSETS
 from engine.errors import SettingError
 from engine.settings import Runtime
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "models" / "tiny-chat" / "target"
+EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 EMBEDDED_DRAFTS = ("mid", "small")
 """Models beside it, as folders and as GGUF files, that can draft for it."""
 FLAGS = {"context_length": "--context"}

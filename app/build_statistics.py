@@ -22,7 +22,7 @@ from tqdm import tqdm
 from engine.backends.base import Backend
 from engine.decode import never
 from engine.errors import StorageError, StrataError
-from engine.reading import READING, USUAL
+from engine.models.loaders import READING, USUAL
 from engine.types import Message
 from storage.statistics import SUFFIX
 from storage.statistics_build import FEWEST, build

@@ -1,4 +1,4 @@
-// The live figures (app/panel.py says what its values hold). The template stands; what arrives is
+// The live figures (app/web/metrics_panel.py says what its values hold). The template stands; what arrives is
 // placed in it as text, never as markup. Values come as `props.value`, and while an answer grows
 // as "strata:figures" events with the same values, of which the ribbon holds the new steps alone.
 // Nothing here asks the browser for a size or a place, so that nothing is laid out to answer.

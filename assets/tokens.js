@@ -1,5 +1,5 @@
 // The token view: text becomes text nodes, never markup, one span for a run of tokens. Two sources:
-// `props.value` (app/render.py) holds the stored turns, and names the stream of an answer that is
+// `props.value` (app/web/messages.py) holds the stored turns, and names the stream of an answer that is
 // under way; the stream (app/web/stream.py) then brings tokens, figures and the end. Both bring
 // tokens in the same groups. What is new is drawn once a frame, 20 times a second at most, and
 // nothing of the layout is read for it.

@@ -25,7 +25,7 @@ from bench.options import (
 from bench.peers import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from bench.speed import summary, times
-from engine.costs import measure_costs
+from engine.drafting.costs import measure_costs
 from engine.errors import SettingError
 from engine.methods import METHODS, Method
 from engine.settings import Drafting

@@ -16,8 +16,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from assets import ASSETS
 from bench.options import (
-    ASSETS,
     SHORT,
     add_method_arguments,
     add_model_arguments,
@@ -32,7 +32,7 @@ from bench.options import (
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.compare import cold
 from engine.decode import decode
-from engine.drafters.base import NgramTable
+from engine.drafting.base import NgramTable
 from engine.engine import Engine, Load, Measured, Request, WantedCosts, answered, unknown
 from engine.loaded import Costs
 from engine.local import Local

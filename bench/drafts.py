@@ -10,13 +10,13 @@ from tqdm import tqdm
 from bench.options import SHORT, load_model, open_databases
 from bench.prompts import PROMPTS, cut_prompt, read_prompts
 from engine.backends.base import Backend
-from engine.backends.load import is_gguf
-from engine.chat import Chat
 from engine.errors import SettingError
 from engine.hsd.family import Family
 from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
 from engine.methods import METHODS
+from engine.models.load import is_gguf
+from engine.prompt import Chat
 from engine.settings import Sampling
 
 OTHER_SEED = 1

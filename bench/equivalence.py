@@ -14,10 +14,10 @@ import torch
 from tqdm import tqdm
 
 from bench.prompts import PROMPTS, cut_prompt, read_prompts
-from engine.backends.load_transformers import TOLERANCE
 from engine.backends.transformers import TransformersBackend
-from engine.chat import Chat
 from engine.decode import never
+from engine.models.load_transformers import TOLERANCE
+from engine.prompt import Chat
 from engine.settings import Sampling
 from engine.tree import Tree
 

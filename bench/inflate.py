@@ -33,8 +33,8 @@ from transformers import LlamaForCausalLM
 from bench.equivalence import verify
 from bench.options import EMBEDDED
 from bench.shape import SHAPES, Shape, check_fits
-from engine.backends.load_transformers import DTYPES, load_transformers
 from engine.errors import ModelError, SettingError
+from engine.models.load_transformers import DTYPES, load_transformers
 
 AXES = {
     "embed_tokens": ("vocabulary", "hidden"),

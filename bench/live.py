@@ -1,10 +1,10 @@
 """The live speedup held against the measured one: what an answer says of itself, and what is so.
 
 Live is what one drafted run says of itself: the seconds that plain decoding would have taken at
-that load (engine/controller.py) over the seconds that it took, reading the prompt and learning
-included. Measured are pairs of a plain and a drafted run of the same prompt, in swapped order, as
-everywhere (engine/compare.py). The drafted runs start from what was known before the live one. The
-last `--hot` prompts are answered so hot that nothing can be drafted: there live must be 1.
+that load (engine/drafting/controller.py) over the seconds that it took, reading the prompt and
+learning included. Measured are pairs of a plain and a drafted run of the same prompt, in swapped
+order, as everywhere (engine/compare.py). The drafted runs start from what was known before the live
+one. The last `--hot` prompts are answered so hot that nothing can be drafted: there live must be 1.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from bench.options import (
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.backends.base import Backend
 from engine.compare import cold
-from engine.costs import CostCurve, measure_costs
 from engine.decode import decode
+from engine.drafting.costs import CostCurve, measure_costs
 from engine.errors import SettingError
 from engine.hsd.family import Family
 from engine.methods import METHODS, Databases, Method, drafters_of, method_named

@@ -20,10 +20,10 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from bench.peers import LLAMA_LOOKUP, Reply, paced
 from engine.backends import fast_path
 from engine.backends.base import Backend
-from engine.backends.gguf import ATTENTION, NUMBERS, context_parameters
 from engine.backends.llamacpp import LlamaCppBackend
-from engine.backends.load_llamacpp import probed
-from engine.backends.sources import located
+from engine.models.gguf import ATTENTION, NUMBERS, context_parameters
+from engine.models.load_llamacpp import probed
+from engine.models.sources import located
 from engine.sampling import COLDEST, Floats, gumbel, warp
 from engine.settings import Generation, Runtime, Sampling
 

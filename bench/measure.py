@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from bench.peers import Peer, Reply
 from engine.backends.base import Backend
-from engine.calibration import Calibration
-from engine.chat import Chat
 from engine.compare import cold
-from engine.costs import CostCurve
 from engine.decode import decode
+from engine.drafting.calibration import Calibration
+from engine.drafting.costs import CostCurve
 from engine.hsd.family import Family
 from engine.methods import Databases, Method, drafters_of
 from engine.metrics import Metrics, summarise
+from engine.prompt import Chat
 from engine.settings import Generation
 from engine.types import Learned, Message, Prefill, Step
 

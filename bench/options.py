@@ -15,15 +15,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from assets import ASSETS
 from engine.backends.base import Backend
-from engine.backends.load import is_gguf, load
 from engine.errors import SettingError
 from engine.methods import Databases, Method
+from engine.models.load import is_gguf, load
 from engine.settings import CACHE_TYPES, FLASH_ATTENTION, Generation, Runtime, Sampling
 from engine.types import STATISTICS
 from storage.statistics import StatisticsTable, find_table
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 SHORT = {"embedded": EMBEDDED, "embedded-gguf": EMBEDDED.with_suffix(".gguf")}
 """Models that come along, by their short names."""

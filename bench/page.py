@@ -30,7 +30,8 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from bench.options import ASSETS, add_save_argument, check_save, print_record, source_of
+from assets import ASSETS
+from bench.options import add_save_argument, check_save, print_record, source_of
 from engine.errors import SettingError
 from engine.methods import METHODS
 from engine.settings import Generation, Runtime, Sampling
@@ -438,8 +439,8 @@ class Alone:
 
 def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> None:
     """The process of `Alone`: answers conversations as the program does, without serving a page."""
-    from app.preferences import Preferences
-    from app.session import Session
+    from app.service.preferences import Preferences
+    from app.service.session import Session
     from engine.local import Local
     from engine.remote import Remote
     from storage.statistics import open_table

@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.options import LLAMA_CPP, TRANSFORMERS
 from engine.backends.base import Backend
-from engine.chat import Chat
 from engine.errors import PromptError, SettingError
+from engine.prompt import Chat
 from engine.types import Message
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -21,9 +21,9 @@ import numpy as np
 from tqdm import tqdm
 
 from bench import suffix
-from engine.budget import Budget
 from engine.decode import draft
-from engine.drafters.base import Drafter, NgramTable
+from engine.drafting.base import Drafter, NgramTable
+from engine.drafting.budget import Budget
 from engine.errors import ModelError, SettingError
 from engine.methods import METHODS, Databases, method_named
 from engine.settings import Drafting

@@ -55,7 +55,7 @@ from bench.peers import (
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.backends.base import Backend
 from engine.compare import gain
-from engine.costs import measure_costs
+from engine.drafting.costs import measure_costs
 from engine.methods import method_named
 from engine.settings import BUDGETS, Drafting, Sampling
 from engine.types import TIERS

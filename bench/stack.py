@@ -35,7 +35,7 @@ from bench.options import (
 from bench.peers import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from bench.speed import gained, speed, times
-from engine.costs import measure_costs
+from engine.drafting.costs import measure_costs
 from engine.hsd.diagnosis import why
 from engine.hsd.planner import Plan, candidates, latency
 from engine.hsd.profile import Profile

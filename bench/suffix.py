@@ -10,8 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from engine.budget import Budget
-from engine.drafters.base import Likely
+from engine.drafting.base import Likely
+from engine.drafting.budget import Budget
 from engine.tree import Tree
 from engine.types import Work
 

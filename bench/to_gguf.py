@@ -78,7 +78,7 @@ def quantize(source: Path, target: Path, kind: str, threads: int) -> None:
     """Write a GGUF file with weights of another type. Raises ModelError."""
     import llama_cpp
 
-    from engine.backends.gguf import complaint
+    from engine.models.gguf import complaint
 
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype, parameters.nthread = types()[kind], threads

@@ -15,9 +15,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from bench.peers import ASSISTED, PROMPT_LOOKUP, Reply, paced
 from engine.backends.base import Backend
-from engine.backends.load_transformers import load_transformers
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError
+from engine.models.load_transformers import load_transformers
 from engine.sampling import COLDEST, gumbel, warp
 from engine.settings import Generation, Sampling
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.comparison import Progress, Proof
-from app.preferences import Preferences
-from app.session import Session
+from app.service.comparison import Progress, Proof
+from app.service.preferences import Preferences
+from app.service.session import Session
+from assets import ASSETS
 from bench.options import (
-    ASSETS,
     SHORT,
     add_model_arguments,
     add_sampling_arguments,

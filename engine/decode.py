@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import Any
 
 from engine.backends.base import Backend, Scores
-from engine.budget import Budget
-from engine.controller import DraftController, way
-from engine.costs import CostCurve
-from engine.drafters.base import Drafter, Likely
+from engine.drafting.base import Drafter, Likely
+from engine.drafting.budget import Budget
+from engine.drafting.controller import DraftController, way
+from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
 from engine.settings import Drafting, Generation
 from engine.text import TextStream

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from engine.backends.base import BackendInfo
-from engine.backends.memory import Need
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial
 from engine.loaded import NOTHING, Costs
 from engine.methods import METHODS, Method
+from engine.models.memory import Need
 from engine.queue import ME, Waiting
 from engine.runs import UNMEASURED, PlainSpeed
 from engine.settings import Drafting, Generation, Runtime, Sampling

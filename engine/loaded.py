@@ -10,11 +10,11 @@ from time import time
 from typing import NamedTuple, NoReturn
 
 from engine.backends.base import Backend, BackendInfo
-from engine.chat import Chat
-from engine.costs import CostCurve, measure_costs
+from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.knowledge import Knowledge
 from engine.errors import ModelError
-from engine.knowledge import Knowledge
 from engine.methods import Method
+from engine.prompt import Chat
 from engine.runs import UNMEASURED, PlainSpeed, plain_speed
 from engine.sequences import Sequences
 from engine.settings import Runtime

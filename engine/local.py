@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from engine.backends.base import Backend
-from engine.backends.memory import Need
-from engine.calibration import Calibration
 from engine.compare import cold
 from engine.decode import decode
-from engine.drafters.base import Drafter, NgramTable
-from engine.drafters.context import ContextTier
-from engine.drafters.model import ModelTier
+from engine.drafting.base import Drafter, NgramTable
+from engine.drafting.calibration import Calibration
+from engine.drafting.context import ContextTier
+from engine.drafting.knowledge import Guarded, Knowledge, Past, Room
+from engine.drafting.model import ModelTier
 from engine.engine import (
     Calibrated,
     Costed,
@@ -44,11 +44,11 @@ from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
-from engine.knowledge import Guarded, Knowledge, Past, Room
 from engine.loaded import NO_MODEL, Costs, Loaded, nothing
 from engine.methods import METHODS, Databases, drafters_of
+from engine.models.loaders import READING, USUAL, Reading
+from engine.models.memory import Need
 from engine.queue import ME, MOST_WAITING, Run, Turns, Waiting, before_it_began
-from engine.reading import READING, USUAL, Reading
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream

@@ -7,29 +7,29 @@ METHODS, so a figure in one of them means the same in the others.
 from a store of large texts alone. It differs in the store, a table of n-grams with counts, asked
 with two tokens and then one and answering up to four, where REST has a suffix array, matches
 longer suffixes and samples more continuations; the drafts are verified in one tree in both.
-"lookup" is prompt lookup with the library's own rules (engine/drafters/lookup.py).
+"lookup" is prompt lookup with the library's own rules (engine/drafting/lookup.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.calibration import Calibration
 from engine.decode import never
-from engine.drafters.base import Drafter, Frozen, Learner, NgramTable, Tier
-from engine.drafters.context import ContextTier
-from engine.drafters.harvest import HarvestTier
-from engine.drafters.hierarchy import Hierarchy
-from engine.drafters.lookup import LONGEST_COPY, LookupDrafter
-from engine.drafters.model import Forgetful, ModelTier
-from engine.drafters.published import (
+from engine.drafting.base import Drafter, Frozen, Learner, NgramTable, Tier
+from engine.drafting.calibration import Calibration
+from engine.drafting.context import ContextTier
+from engine.drafting.harvest import HarvestTier
+from engine.drafting.hierarchy import Hierarchy
+from engine.drafting.lookup import LONGEST_COPY, LookupDrafter
+from engine.drafting.model import Forgetful, ModelTier
+from engine.drafting.published import (
     NODES,
     Flat,
     PublishedContext,
     PublishedModel,
     PublishedStatistics,
 )
-from engine.drafters.statistics import StatisticsTier
+from engine.drafting.statistics import StatisticsTier
 from engine.errors import SettingError
 from engine.hsd.family import Family, Plans
 from engine.hsd.planner import Plan

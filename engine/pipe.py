@@ -54,8 +54,8 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Literal
 
-from engine.backends.process import ending
 from engine.errors import EngineDied, StrataError, first_line
+from engine.process import ending
 from engine.streams import Stream
 
 Kind = Literal[

@@ -9,12 +9,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
-from engine.backends.memory import Need
 from engine.engine import Engine, Event, Load, Loading, Request, Share, State
 from engine.errors import EngineDied
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial
 from engine.loaded import Away
+from engine.models.memory import Need
 from engine.pipe import Process
 from engine.queue import Waiting
 from engine.settings import Drafting, Runtime, Sampling

@@ -9,9 +9,9 @@ from statistics import median
 
 from engine.backends.base import Backend
 from engine.compare import Speedup, cold, speedup
-from engine.costs import CostCurve
 from engine.decode import decode, never
-from engine.drafters.base import Drafter
+from engine.drafting.base import Drafter
+from engine.drafting.costs import CostCurve
 from engine.methods import METHODS, Method
 from engine.metrics import Metrics, summarise
 from engine.settings import Generation, Sampling

@@ -173,7 +173,7 @@ def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Runtime(Checked):
     """Where and how a model runs. What only one kind of model knows, the others leave alone.
 
-    `device` and `dtype` are for transformers models (engine/backends/load_transformers.py); what
+    `device` and `dtype` are for transformers models (engine/models/load_transformers.py); what
     follows them is for GGUF files.
     """
 

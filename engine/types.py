@@ -72,8 +72,8 @@ class Followers:
 
     `total` occurrences had `distinct` different next tokens, of which `counts` holds the frequent
     ones. `strength` says in one small number how much such evidence is worth: it grows with the
-    occurrences and is finer where the next tokens agree (engine/calibration.py learns how far each
-    strength can be trusted).
+    occurrences and is finer where the next tokens agree (engine/drafting/calibration.py learns how
+    far each strength can be trusted).
     """
 
     __slots__ = ("counts", "distinct", "order", "strength", "total")

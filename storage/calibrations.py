@@ -1,8 +1,8 @@
 """The calibration's store: how far each kind of evidence could be trusted, per owner and model.
 
-It holds counts, no text; what they mean is engine/calibration.py's. A file may come from anywhere,
-so a row that cannot be (a text for a number, an infinite one) is passed over: what it was about is
-learned anew.
+It holds counts, no text; what they mean is engine/drafting/calibration.py's. A file may come from
+anywhere, so a row that cannot be (a text for a number, an infinite one) is passed over: what it was
+about is learned anew.
 """
 
 from collections.abc import Iterable

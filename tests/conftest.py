@@ -41,7 +41,7 @@ def toy() -> ToyBackend:
 @pytest.fixture(scope="session")
 def embedded():
     """The embedded target in float32, loaded once. Tests that use it carry the mark `model`."""
-    from engine.backends.load_transformers import load_transformers
+    from engine.models.load_transformers import load_transformers
 
     return load_transformers(str(EMBEDDED), dtype="float32", device="cpu")
 
@@ -49,7 +49,7 @@ def embedded():
 @pytest.fixture(scope="session")
 def embedded_drafts(embedded):
     """The draft models that are embedded beside the target, by name, the smallest first."""
-    from engine.backends.load_transformers import load_transformers
+    from engine.models.load_transformers import load_transformers
 
     return {
         name: load_transformers(str(EMBEDDED.parent / name), dtype="float32", device="cpu")
@@ -65,7 +65,7 @@ def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """
     import llama_cpp
 
-    import engine.backends.gguf  # noqa: F401  from here on the library does not print
+    import engine.models.gguf  # noqa: F401  from here on the library does not print
 
     folder, files = tmp_path_factory.mktemp("gguf"), dict[str, Path]()
     kinds = {"F32": llama_cpp.LLAMA_FTYPE_ALL_F32, "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
@@ -85,7 +85,7 @@ def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def gguf_target(gguf_files):
     """The embedded target in float32 behind llama.cpp, on one thread, loaded once."""
-    from engine.backends.load import load
+    from engine.models.load import load
 
     return load(str(gguf_files["target-F32"]), Runtime(threads=1))
 
@@ -93,7 +93,7 @@ def gguf_target(gguf_files):
 @pytest.fixture(scope="session")
 def gguf_drafts(gguf_files):
     """The draft models beside it, by name, the smallest first."""
-    from engine.backends.load import load
+    from engine.models.load import load
 
     return {
         name: load(str(gguf_files[f"{name}-F32"]), Runtime(threads=1)) for name in ("small", "mid")

@@ -13,12 +13,12 @@ from pathlib import Path
 from bench.drafts import profile_of
 from bench.prompts import cut_prompt
 from engine.backends.base import Backend
-from engine.backends.load import load
-from engine.chat import Chat
 from engine.errors import SettingError
 from engine.hsd.family import Family
 from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
+from engine.models.load import load
+from engine.prompt import Chat
 from engine.settings import Runtime, Sampling
 from training.bits import labelled
 from training.documents import Document, read

@@ -18,8 +18,8 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from engine.backends.load_transformers import pick_device
 from engine.errors import SettingError
+from engine.models.load_transformers import pick_device
 from training.documents import Document, read
 from training.prepare import tokenized
 from training.train import loaded

@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from bench.prompts import read_prompts
 from engine.backends.base import Backend
-from engine.backends.load import load
-from engine.chat import Chat
 from engine.errors import SettingError
 from engine.methods import METHODS
+from engine.models.load import load
+from engine.prompt import Chat
 from engine.settings import Generation, Runtime, Sampling
 from engine.types import Message, Step
 from training.bits import labelled

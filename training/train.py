@@ -13,8 +13,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from bench.shape import Shape
-from engine.backends.load_transformers import pick_device
 from engine.errors import ModelError, SettingError
+from engine.models.load_transformers import pick_device
 from training.corpus import Corpus
 from training.fit import Fit, Loss, Plan
 from training.prepare import copy_tokenizer

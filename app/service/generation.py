@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from app.preferences import Preferences
+from app.service.preferences import Preferences
 from app.service.recorder import Update
 from engine.errors import Cancelled, StrataError
 from engine.queue import Waiting

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from app.turns import Run
+from app.service.runs import Run
 from engine.backends import fast_path
 from engine.engine import State
 from engine.errors import EngineDied, StrataError
@@ -23,7 +23,7 @@ from engine.queue import ME, Waiting, before_it_began
 from engine.settings import Runtime
 
 if TYPE_CHECKING:
-    from app.session import Session
+    from app.service.session import Session
 
 DEATHS = 3
 PATIENCE = 10.0

@@ -6,8 +6,8 @@ second page cost nothing but the tokens that they have not seen. A connection th
 thread.
 
 Events, all with JSON: `sources` (what the numbers of sources mean; the first event of all, by which
-the page knows that it is connected), tokens (without a name; see `app.render.groups`), `figures`,
-`waiting` (a line that says how many come first), `end`.
+the page knows that it is connected), tokens (without a name; see `app.web.render.groups`),
+`figures`, `waiting` (a line that says how many come first), `end`.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app import render
-from app.login import logged_in
-from app.panel import panel_values
+from app.http.login import logged_in
 from app.service.generation import Answer, Generations
 from app.service.recorder import UPDATE_SECONDS, Update
-from app.verdicts import waiting_line
+from app.web import render
+from app.web.metrics_panel import panel_values
+from app.web.verdicts import waiting_line
 from engine.queue import Waiting
 
 FIGURES_SECONDS = 0.5

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
-from engine.backends.process import command, ending, environment
+from engine.process import command, ending, environment
 
 SECONDS = 5.0
 """A template takes a few ms when it is read first, and well below one from then on."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from engine.backends.base import digest
-from engine.backends.process import RAISED, ending, run
+from engine.process import RAISED, ending, run
 
 SECONDS = 60.0
 FAULT = "STRATA_FAULT"

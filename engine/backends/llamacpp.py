@@ -29,10 +29,10 @@ import llama_cpp
 import numpy as np
 
 from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
-from engine.backends.gguf import TREE_ROWS
 from engine.backends.scores import LogitScores
 from engine.decode import never
 from engine.errors import ModelError, PromptError
+from engine.models.gguf import TREE_ROWS
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree

@@ -26,7 +26,7 @@ from engine.backends.base import BackendInfo, Filled, common_prefix, conversatio
 from engine.backends.chat_template import FILLER
 from engine.backends.rotary import Rotary
 from engine.backends.scores import LogitScores
-from engine.costs import LARGEST
+from engine.drafting.costs import LARGEST
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from engine.backends.base import Backend, BackendInfo
-from engine.costs import CostCurve
 from engine.decode import never
-from engine.drafters.base import Drafter
+from engine.drafting.base import Drafter
+from engine.drafting.costs import CostCurve
 from engine.errors import ModelError, SettingError
 from engine.hsd.planner import DATABASES, Plan, Recursion, best, resolve
 from engine.hsd.profile import Profile

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.backends.base import Backend, Scores
-from engine.budget import Budget
-from engine.costs import SURPRISE, CostCurve, measure_costs
 from engine.decode import decode, never
-from engine.drafters.base import Drafter
+from engine.drafting.base import Drafter
+from engine.drafting.budget import Budget
+from engine.drafting.costs import SURPRISE, CostCurve, measure_costs
 from engine.errors import Cancelled
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
 from engine.hsd.stack import Level

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 from engine.backends.base import Backend, common_prefix
-from engine.budget import Budget
-from engine.costs import CostCurve
 from engine.decode import never
-from engine.drafters.base import Drafter, Likely
+from engine.drafting.base import Drafter, Likely
+from engine.drafting.budget import Budget
+from engine.drafting.costs import CostCurve
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree
 from engine.types import DRAFT, STACK, Work
@@ -190,7 +190,8 @@ class Stack:
     What they have put into the tree before is then dropped, as few of its nodes would be worth
     their rows beside the stack's own. `tokens` and `seconds` are what a step with a draft emits and
     what drafting it takes: predicted at first, then observed. Whether draft models pay at all is
-    for engine/controller.py to say. Without a cost curve the stack drafts where nobody else did.
+    for engine/drafting/controller.py to say. Without a cost curve the stack drafts where nobody
+    else did.
     """
 
     name = STACK

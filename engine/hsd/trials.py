@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.backends.base import Backend
 from engine.compare import Speedup, overall
-from engine.costs import CostCurve
+from engine.drafting.costs import CostCurve
 from engine.errors import Cancelled
 from engine.hsd.family import Family, Plans
 from engine.hsd.planner import Plan, Recursion, candidates

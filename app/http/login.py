@@ -1,0 +1,119 @@
+"""Coming in and going out where a password is asked for.
+
+Guessing is slowed down, nobody is shut out: an attempt waits before it is looked at, longer after
+many, and never longer than a few seconds. So who knows the password always comes in. The wait is a
+sleep in the event loop: it holds no thread, and nobody else.
+"""
+
+import asyncio
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from http.cookies import SimpleCookie
+from typing import Any
+
+from app.http.asgi import App, Headers, Message, Receive, Send, answer
+
+TOKEN = "access-token-"
+"""How the names of Gradio's log-in cookies begin."""
+
+
+def logged_in(app: Any, cookies: Mapping[str, str]) -> bool:
+    """Whether a request to Gradio's app comes from who was let in, as Gradio's own routes ask."""
+    names = (f"{TOKEN}{app.cookie_id}", f"{TOKEN}unsecure-{app.cookie_id}")
+    return app.auth is None or any(cookies.get(name) in app.tokens for name in names)
+
+
+class Gate:
+    """Checks name and password, in constant time."""
+
+    def __init__(self, user: str, password: str) -> None:
+        self.expected = (user.encode(), password.encode())
+
+    def __call__(self, user: str, password: str) -> bool:
+        """Whether to let in."""
+        name_fits = hmac.compare_digest(user.encode(), self.expected[0])
+        password_fits = hmac.compare_digest(password.encode(), self.expected[1])
+        return name_fits and password_fits
+
+
+@dataclass(frozen=True, slots=True)
+class Slowing:
+    """How attempts are slowed: after `free` of them the wait doubles from a quarter of a second
+    up to `longest`. An attempt is forgotten every `forget` seconds."""
+
+    free: int
+    longest: float
+    forget: float
+
+    def wait(self, attempts: float) -> float:
+        """The seconds that the last of so many attempts waits."""
+        over = attempts - self.free
+        return 0.0 if over <= 0 else min(self.longest, 0.25 * 2 ** (over - 1))
+
+
+BY_SOURCE = Slowing(free=5, longest=8.0, forget=30.0)
+BY_ALL = Slowing(free=30, longest=2.0, forget=2.0)
+
+
+class Attempts:
+    """Recent attempts to log in, fading with time; bounded, so that what follows a flood is too."""
+
+    MARGIN = 8.0
+
+    def __init__(self, slowing: Slowing) -> None:
+        self.slowing, self.count, self.last = slowing, 0.0, 0.0
+
+    def add(self, now: float) -> float:
+        """Count an attempt; returns the seconds that it waits."""
+        self.count = max(0.0, self.count - (now - self.last) / self.slowing.forget)
+        self.count = min(self.count + 1, self.slowing.free + self.MARGIN)
+        self.last = now
+        return self.slowing.wait(self.count)
+
+
+class LogIns:
+    """Lets in and out. `tokens` are the sessions that Gradio knows, by what their cookies hold."""
+
+    SOURCES = 1024
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.clock, self.sleep = clock, sleep
+        self.sources: OrderedDict[str, Attempts] = OrderedDict()
+        self.all = Attempts(BY_ALL)
+
+    def wait(self, source: str) -> float:
+        """Count an attempt from an address; returns the seconds that it waits."""
+        attempts = self.sources.setdefault(source, Attempts(BY_SOURCE))
+        self.sources.move_to_end(source)
+        while len(self.sources) > self.SOURCES:
+            self.sources.popitem(last=False)
+        now = self.clock()
+        return max(attempts.add(now), self.all.add(now))
+
+    async def enter(self, app: App, scope: Message, receive: Receive, send: Send) -> None:
+        """Let the app look at an attempt once it has waited; success forgets its source's."""
+        source = str((scope.get("client") or ("",))[0])
+        await self.sleep(self.wait(source))
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                self.sources.pop(source, None)
+            await send(message)
+
+        await app(scope, receive, noted)
+
+    async def leave(self, tokens: MutableMapping[str, str], headers: Headers, send: Send) -> None:
+        """End the session that asks for it, and no other."""
+        cookies: SimpleCookie = SimpleCookie(headers.one("cookie"))
+        own = {name: morsel for name, morsel in cookies.items() if name.startswith(TOKEN)}
+        for morsel in own.values():
+            tokens.pop(morsel.value, None)
+        over = [(b"set-cookie", f'{name}=""; Max-Age=0; Path=/'.encode()) for name in own]
+        await answer(send, 200, "Logged out.", over)

@@ -1,0 +1,284 @@
+"""Open models that fit together: a target with drafts of its vocabulary, and what they will need.
+
+The facts are in assets/catalogue.json, each with the addresses it comes from. Reading is strict: an
+unknown name, a missing one or a figure that cannot be is an error. `python -m
+app.service.catalogue` prints the table of docs/models.md.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from assets import ASSETS
+from engine.errors import ModelError
+from engine.models.memory import Need
+from engine.models.sources import hub_file
+
+FILE = ASSETS / "catalogue.json"
+TABLE_CONTEXT = 8192
+"""Tokens for which the table tells the memory."""
+HALF, FULL = 2, 4
+"""Bytes of a float16 and of a float32."""
+BYTES_ARE = ("published", "estimated")
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """So many layers of one shape, each with a cache of its own."""
+
+    count: int
+    key_heads: int
+    head_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model of a family. `bytes` are those of its weight files, `context` what it can read."""
+
+    name: str
+    source: str
+    parameters: int
+    bytes: int
+    estimated: bool
+    context: int
+    layers: tuple[Layers, ...]
+
+    def need(self, context_length: int, device: str = "cuda") -> Need:
+        """What it takes with a cache for so many tokens, by formula, before any download.
+
+        On a GPU that is the weights as they are in the file, and layers x 2 x key heads x head size
+        numbers of 2 bytes for each token. On the processor ("cpu") the cache is in float32, as are
+        the weights of transformers models.
+        """
+        number = FULL if device == "cpu" else HALF
+        unpacked = device == "cpu" and hub_file(self.source) is None
+        rows = min(context_length, self.context)
+        numbers = sum(part.count * 2 * part.key_heads * part.head_size for part in self.layers)
+        weights = self.parameters * FULL if unpacked else self.bytes
+        return Need(self.parameters, weights, numbers * rows * number)
+
+    def fits(self, free: int, context_length: int, device: str = "cuda") -> bool:
+        """Whether so many free bytes are enough for it."""
+        return self.need(context_length, device).total <= free
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A family: the target, its drafts from the smallest on, and those suggested to begin with.
+
+    `plain` says why nothing can be drafted for it, "" where it can.
+    """
+
+    name: str
+    maker: str
+    licence: str
+    licence_address: str
+    description: str
+    target: Model
+    drafts: tuple[Model, ...]
+    stack: tuple[Model, ...]
+    plain: str
+    sources: tuple[str, ...]
+
+    def need(self, context_length: int, device: str = "cuda") -> Need:
+        """What the target and the suggested stack take together."""
+        needs = [model.need(context_length, device) for model in (self.target, *self.stack)]
+        return Need(
+            sum(need.parameters for need in needs),
+            sum(need.weights for need in needs),
+            sum(need.cache for need in needs),
+        )
+
+    def fits(self, free: int, context_length: int, device: str = "cuda") -> bool:
+        """Whether so many free bytes are enough for the target and the suggested stack."""
+        return self.need(context_length, device).total <= free
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """The catalogue, in the order of the target's size. Raises ModelError for a damaged one."""
+    try:
+        found = json.loads(FILE.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise unusable(str(error)) from error
+    return parse(found)
+
+
+def parse(found: Any) -> tuple[Entry, ...]:
+    """The entries of a parsed file. Raises ModelError, which names the entry and what is wrong."""
+    read = tuple(entry(Fields(value, "an entry")) for value in items(found, "the file"))
+    names = [each.name for each in read]
+    sizes = [each.target.parameters for each in read]
+    if len(set(names)) < len(names):
+        raise unusable("two entries have the same name")
+    if sizes != sorted(sizes):
+        raise unusable("the entries are not in the order of the size of their targets")
+    return read
+
+
+class Fields:
+    """The named values of one object in the file; each is read once, none may be left over."""
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise unusable(f"{where} is {values!r}, not an object")
+        self.values = dict(values)
+        self.where = f"{where} ({self.values['name']!r})" if "name" in self.values else where
+
+    def take(self, name: str) -> Any:
+        """The value of that name, of whatever kind."""
+        if name not in self.values:
+            raise unusable(f"{self.where} has no {name!r}")
+        return self.values.pop(name)
+
+    def text(self, name: str, empty: bool = False) -> str:
+        """A text, which has to say something unless it may be `empty`."""
+        value = self.take(name)
+        if not isinstance(value, str) or not (value.strip() or empty):
+            raise unusable(f"{name!r} of {self.where} is {value!r}, not a text")
+        return value
+
+    def address(self, name: str) -> str:
+        """A text that begins with https://."""
+        value = self.text(name)
+        if not value.startswith("https://"):
+            raise unusable(f"{name!r} of {self.where} is {value!r}, not an https address")
+        return value
+
+    def whole(self, name: str) -> int:
+        """A whole number from 1."""
+        value = self.take(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise unusable(f"{name!r} of {self.where} is {value!r}, not a whole number from 1")
+        return value
+
+    def items(self, name: str) -> Sequence[Any]:
+        """A list."""
+        return items(self.take(name), f"{name!r} of {self.where}")
+
+    def done(self) -> None:
+        """Raise ModelError if a name was not read."""
+        for name in self.values:
+            raise unusable(f"{self.where} has the unknown name {name!r}")
+
+
+def items(value: Any, where: str) -> Sequence[Any]:
+    """A list of the file."""
+    if not isinstance(value, list):
+        raise unusable(f"{where} is {value!r}, not a list")
+    return value
+
+
+def entry(fields: Fields) -> Entry:
+    """One family; its drafts have to be smaller than the target, and ordered."""
+    name = fields.text("name")
+    target = model(Fields(fields.take("target"), f"the target of {name!r}"))
+    drafts = [model(Fields(value, f"a draft of {name!r}")) for value in fields.items("drafts")]
+    known = {draft.name: draft for draft in drafts}
+    sizes = [each.parameters for each in (*drafts, target)]
+    if sizes != sorted(set(sizes)):
+        raise unusable(f"the drafts of {name!r} are not smaller ones in the order of their size")
+    stack = [str(value) for value in fields.items("stack")]
+    if [draft for draft in known if draft in stack] != stack:
+        raise unusable(f"the stack of {name!r} is {stack!r}, not some of its drafts in their order")
+    plain = fields.text("plain", empty=True)
+    if bool(plain) == bool(drafts):
+        raise unusable(f"{name!r} has to have drafts, or in 'plain' the reason why it has none")
+    addresses = fields.items("sources")
+    read = Entry(
+        name,
+        fields.text("maker"),
+        fields.text("licence"),
+        fields.address("licence_address"),
+        fields.text("description"),
+        target,
+        tuple(drafts),
+        tuple(known[draft] for draft in stack),
+        plain,
+        tuple(Fields({"source": value}, name).address("source") for value in addresses),
+    )
+    if not read.sources:
+        raise unusable(f"{name!r} names no sources")
+    fields.done()
+    return read
+
+
+def model(fields: Fields) -> Model:
+    """One model; its source is a repository on the hub or one GGUF file of a repository."""
+    source = fields.text("source")
+    if hub_file(source) is None and source.count("/") != 1:
+        raise unusable(f"'source' of {fields.where} is {source!r}, not a name on the hub")
+    kind = fields.text("bytes_are")
+    if kind not in BYTES_ARE:
+        raise unusable(f"'bytes_are' of {fields.where} is {kind!r}, not {' or '.join(BYTES_ARE)}")
+    read = Model(
+        fields.text("name"),
+        source,
+        fields.whole("parameters"),
+        fields.whole("bytes"),
+        kind == "estimated",
+        fields.whole("context"),
+        tuple(layers(Fields(value, fields.where)) for value in fields.items("layers")),
+    )
+    if not read.layers:
+        raise unusable(f"{fields.where} has no layers")
+    fields.done()
+    return read
+
+
+def layers(fields: Fields) -> Layers:
+    """Some layers of a model."""
+    read = Layers(fields.whole("count"), fields.whole("key_heads"), fields.whole("head_size"))
+    fields.done()
+    return read
+
+
+def unusable(problem: str) -> ModelError:
+    """The error for a file that does not hold together."""
+    return ModelError(
+        f"The catalogue {str(FILE)!r} cannot be used: {problem}. Restore the file; models can be "
+        "loaded by path or by their name on the hub without it."
+    )
+
+
+def table(found: Iterable[Entry]) -> str:
+    """The catalogue for docs/models.md, in Markdown, ended by a newline."""
+    lines = [
+        "| family | target, its file | drafts (**suggested**) | memory, GPU: target, with drafts "
+        "| memory, processor | licence |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in found:
+        drafts = ", ".join(
+            f"**{draft.name}** {size(draft)}"
+            if draft in each.stack
+            else f"{draft.name} {size(draft)}"
+            for draft in each.drafts
+        )
+        memory = [
+            f"{gigabytes(each.target.need(TABLE_CONTEXT, device).total)}, "
+            f"{gigabytes(each.need(TABLE_CONTEXT, device).total)}"
+            for device in ("cuda", "cpu")
+        ]
+        lines.append(
+            f"| {each.name} ({each.maker}) | `{each.target.source}` {size(each.target)} "
+            f"| {drafts or f'none: {each.plain}'} | {memory[0]} | {memory[1]} "
+            f"| [{each.licence}]({each.licence_address}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def size(each: Model) -> str:
+    """The size of a model's files, with a mark where it is an estimate."""
+    return f"{'about ' if each.estimated else ''}{gigabytes(each.bytes)}"
+
+
+def gigabytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 1e9:.1f} GB"
+
+
+if __name__ == "__main__":
+    print(table(entries()), end="")

@@ -1,0 +1,314 @@
+"""The draft models of the loaded target: which there are, what they need, what they are worth.
+
+Models are refused before they are loaded when they do not fit. Whatever fails, the models and the
+profiles that were there before stay, and the chat goes on without. What drafts can cost speed
+only: nothing here can change a word of an answer.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.service.families import Families, Family
+from app.service.runs import Runs
+from engine.backends.base import BackendInfo
+from engine.engine import Engine, Share, State
+from engine.errors import EngineDied, ModelError, SettingError, StrataError
+from engine.hsd.measure import TOKENS
+from engine.hsd.planner import DATABASES, PLAIN
+from engine.hsd.profile import Profile
+from engine.hsd.trials import PROMPTS, TRIED, Trial
+from engine.methods import Method, plan_of
+from engine.models.load import is_gguf
+from engine.models.loaders import Reading, free_name, name_of, settled
+from engine.models.memory import Need
+from engine.queue import ME
+from engine.settings import Drafting, Sampling
+from engine.streams import Stream
+from storage.database import Database
+from storage.profiles import ProfileStore
+
+Fetch = Callable[[str], None]
+ABSENT = "It is not on this machine yet, and is downloaded when it is loaded."
+
+LEVELS: dict[str, int] = {}
+"""The level in its stack of each draft model that was ever loaded, 0 for the largest: its shade."""
+
+
+def rank(names: Sequence[str]) -> None:
+    """Give the draft models of a family, the smallest first, their levels."""
+    for level, name in enumerate(reversed(names)):
+        LEVELS[name] = level
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that may draft. `need` is None where that cannot be told: `problem` says why."""
+
+    source: str
+    name: str
+    need: Need | None
+    problem: str = ""
+
+
+class Stacks:
+    """See the module's docstring. `families` is None while no draft model is loaded."""
+
+    def __init__(self, engine: Engine, database: Database, reading: Reading) -> None:
+        self.engine, self.reading = engine, reading
+        self.store = ProfileStore(database)
+        self.offered: list[str] = []
+        self.runs = Runs()
+        self.state = State()
+        self.drop()
+
+    def drop(self) -> None:
+        """Be without draft models."""
+        self.families: Families | None = None
+        self.sources: dict[str, str] = {}
+        """The source of each loaded draft model by its name, the smallest first."""
+        self.spec = ""
+        """The plan that was chosen for the chat, as text; "" is as planned."""
+        self.trials: list[Trial] = []
+
+    def follow(self, state: State) -> None:
+        """Know what the engine has loaded: what was chosen for another target goes."""
+        before, self.state = self.state, state
+        if (before.source, before.info) != (state.source, state.info) or not state.drafts:
+            self.drop()
+        if state.drafts and (self.families is None or before.drafts != state.drafts):
+            self.families, self.trials = Families(state, self.store), []
+            self.sources = {draft.name: draft.source for draft in state.drafts}
+            rank(list(self.sources))
+
+    # which models there are
+
+    def offer(self, source: str) -> str:
+        """Put a model among the candidates; returns its source as it is known from now on.
+
+        Raises ModelError for what is no model.
+        """
+        source = settled(source)
+        if not source:
+            raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
+        if self.reading.present(source) or not is_gguf(source):
+            self.need(source)
+        if source not in self.offered:
+            self.offered.append(source)
+        return source
+
+    def candidates(self) -> list[Candidate]:
+        """All models on offer, with what each needs now: folders may go or change meanwhile."""
+        found = []
+        for source in dict.fromkeys([*self.offered, *self.sources.values()]):
+            need, problem = None, ABSENT
+            try:
+                if self.reading.present(source):
+                    need, problem = self.need(source), ""
+            except StrataError as error:
+                problem = str(error)
+            found.append(Candidate(source, name_of(source), need, problem))
+        return found
+
+    def need(self, source: str) -> Need:
+        """What a draft model takes beside the target. Raises ModelError for what is no model."""
+        return self.engine.need(source, self.state.runtime)
+
+    def free(self) -> int:
+        """Bytes that are free where the target is."""
+        source, device = self.state.source, self.state.info.device
+        return self.engine.free(
+            self.engine.device(source, self.state.runtime) if source else device
+        )
+
+    # loading
+
+    def load(self, sources: Sequence[str], fetch: Fetch | None = None) -> None:
+        """Have just these draft models in memory; `fetch` downloads one that is not here yet.
+
+        Raises ModelError, with nothing changed, for one that does not fit, cannot be read or does
+        not speak the target's tokens, and Cancelled when `stop` ends a download.
+        """
+        wanted = list(dict.fromkeys(settled(source) for source in sources))
+        if not wanted:
+            raise ModelError("No draft model is chosen. Tick one at least, then load.")
+        for source in wanted:
+            if not self.reading.present(source):
+                (fetch or self.fetch)(source)
+        self.check_memory([s for s in wanted if s not in self.sources.values()])
+        with self.runs.begin(ME, "") as run:
+            for _ in run.stop.start(lambda: self.engine.load_drafts(self.named(wanted))):
+                pass
+        self.offered += [source for source in wanted if source not in self.offered]
+
+    def fetch(self, source: str) -> None:
+        """Download what is missing of a model, unseen, until it is stopped."""
+        with self.runs.begin(ME, "") as run:
+            self.reading.download(source, lambda done, total: None, run.stop.is_set)
+
+    def check_memory(self, sources: Sequence[str]) -> None:
+        """Raise ModelError unless these models fit into what is free."""
+        needs = [self.need(source) for source in sources]
+        total, free = sum(need.total for need in needs), self.free()
+        if total > free:
+            each = ", ".join(
+                f"{name_of(source)} {amount(need.total)}"
+                for source, need in zip(sources, needs, strict=True)
+            )
+            raise ModelError(
+                f"The draft models need {amount(total)} ({each}), and {amount(free)} are free on "
+                f"{self.state.info.device}. Nothing was loaded. Choose fewer or smaller models, "
+                "unload those that are loaded, or close other programs."
+            )
+
+    def named(self, sources: Sequence[str]) -> list[tuple[str, str]]:
+        """The sources with what plans call them, those that are loaded by the names they have."""
+        present = {source: name for name, source in self.sources.items()}
+        taken = {DATABASES, PLAIN, self.state.info.name, *present.values()}
+        found = []
+        for source in sources:
+            name = present.get(source) or free_name(source, taken)
+            taken.add(name)
+            found.append((name, source))
+        return found
+
+    def unload(self) -> None:
+        """Free the draft models, once no answer is under way; they are not loaded again by
+        themselves."""
+        for _ in self.engine.unload_drafts():
+            pass
+        self.store.unchoose(self.state.info.fingerprint)
+
+    def restore(self, sources: Sequence[str] = (), fetch: Fetch | None = None) -> list[str]:
+        """Load the given models, else those chosen before; what went wrong, as notices. Raises
+        EngineDied."""
+        try:
+            chosen = self.store.chosen(self.state.info.fingerprint)
+            wanted = sources or (chosen.sources if chosen else ())
+            if not wanted:
+                return []
+            self.load(wanted, fetch)
+            if chosen and not sources:
+                self.spec = chosen.spec
+        except EngineDied:
+            raise
+        except StrataError as error:
+            return [f"The draft models were not loaded. {error}"]
+        if self.families is not None and not self.families.known:
+            names = ", ".join(self.sources)
+            return [
+                f"The draft models ({names}) were never profiled in this form with "
+                f"{self.state.info.name} on this machine. Profile them in the Stack tab."
+            ]
+        return []
+
+    # what is known of them
+
+    @property
+    def drafts(self) -> dict[str, BackendInfo]:
+        """The loaded draft models, the smallest first."""
+        return {draft.name: draft.info for draft in self.state.drafts}
+
+    def family_for(self, sampling: Sampling) -> Family | None:
+        """The loaded models with the profile that is nearest to a sampler; None without models."""
+        families = self.families
+        return families.of(sampling) if families else None
+
+    def profile_for(self, sampling: Sampling) -> Profile | None:
+        """The profile that is nearest to a sampler; None where there is none."""
+        family = self.family_for(sampling)
+        return family.profile if family else None
+
+    def loaded(self, sampling: Sampling) -> Family:
+        """The same; raises SettingError without models."""
+        family = self.family_for(sampling)
+        if family is None:
+            raise SettingError("No draft model is loaded. Load one in the Stack tab first.")
+        return family
+
+    def check(self, method: Method, sampling: Sampling) -> None:
+        """Raise SettingError for a method whose draft models are not loaded or not profiled."""
+        if method.stack is not None:
+            plan_of(method, self.family_for(sampling))
+
+    def choose(self, spec: str, sampling: Sampling, drafting: Drafting, databases: bool) -> str:
+        """Remember a plan and its models for the next start; returns the name of its method.
+
+        `databases` says whether they are asked before the stack. Raises SettingError for a plan
+        that the profile does not know.
+        """
+        spec = spec.strip()
+        self.loaded(sampling).plan(spec, drafting.rule)
+        self.store.choose(self.state.info.fingerprint, list(self.sources.values()), spec)
+        self.spec = spec
+        kind = "hd+hsd" if databases else "hsd"
+        return f"{kind}:{spec}" if spec else kind
+
+    def methods(self) -> list[tuple[str, str]]:
+        """Titles and names of the methods that the loaded models add to the usual ones."""
+        found = [(f"{name} alone", f"single:{name}") for name in self.sources]
+        if self.spec:
+            found.append((f"Draft models, {self.spec}", f"hsd:{self.spec}"))
+            found.append((f"Hierarchy drafting, then {self.spec}", f"hd+hsd:{self.spec}"))
+        return found
+
+    # measuring
+
+    def stop(self) -> None:
+        """End the profile, the measurement or the download that waits or is under way."""
+        self.runs.stop(ME, "")
+
+    def profile(
+        self, sampling: Sampling, texts: Sequence[str] = PROMPTS, tokens: int = TOKENS
+    ) -> Iterator[float]:
+        """Profile the loaded models with a sampler: yields the share that is done.
+
+        Raises Cancelled when it is stopped; what was known before stays.
+        """
+        self.loaded(sampling)
+        yield from self.long(lambda: self.engine.profile(sampling, texts, tokens), "profile")
+
+    def measure(
+        self,
+        sampling: Sampling,
+        drafting: Drafting,
+        chosen: str,
+        texts: Sequence[str] = PROMPTS[:TRIED],
+        tokens: int = TOKENS,
+    ) -> Iterator[float]:
+        """Let plain decoding, every single draft model and the best stacks answer a few prompts:
+        yields the share that is done, and leaves the outcome in `trials`. Raises Cancelled."""
+        profile = self.loaded(sampling).profiled()
+        wanted = profile, sampling, drafting, chosen.strip(), texts, tokens
+        yield from self.long(lambda: self.engine.trials(*wanted), "measurement")
+
+    def long(self, begin: Callable[[], Stream[Any]], what: str) -> Iterator[float]:
+        """The shares of a long piece of work; what comes of it is kept here. An error of the
+        libraries below becomes one that says what it ended."""
+        with self.runs.begin(ME, "") as run, run.stop.start(begin) as stream:
+            try:
+                for item in stream:
+                    if isinstance(item, Share) and item.share is not None:
+                        yield item.share
+                    elif isinstance(item, Profile) and self.families is not None:
+                        self.trials = []
+                        self.families.add(item)
+                    elif isinstance(item, list):
+                        self.trials = item
+            except StrataError:
+                raise
+            except Exception as error:
+                # They raise many types, out of memory among them.
+                raise ModelError(
+                    f"The {what} failed ({error}). What was known before stays. Load fewer or "
+                    "smaller draft models if memory ran out."
+                ) from error
+
+
+def amount(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

@@ -1,0 +1,392 @@
+"""Another model for the running app: which there are, what they need, and how one takes over.
+
+Whatever fails, the app goes on with the model it had. A model that fits beside the loaded one is
+read before that one goes; otherwise the loaded one makes room first, and is read again should the
+new one fail. Everything that touches a model happens on its thread, in one turn, so an answer is
+of one model from its first word to its last.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from glob import escape
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
+from app.service.draft_models import amount
+from app.service.runs import Run, Runs
+from engine.engine import Costed, Load, Notice, Share, WantedCosts, answered
+from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
+from engine.loaded import Costs
+from engine.models.load import is_gguf
+from engine.models.loaders import USUAL, Reading, kind_of, name_of, settled
+from engine.models.memory import Need
+from engine.queue import ME
+from engine.settings import Runtime
+from storage.sources import SourceStore
+
+if TYPE_CHECKING:
+    from app.service.session import Session
+
+T = TypeVar("T")
+
+EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
+"""The embedded target as a GGUF file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stage of loading is: its share, None where that is not known, and its words."""
+
+    share: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that can be loaded. `kind` is "transformers" or "llama.cpp"; `bytes` on disk are 0
+    for one that has to be downloaded; `runtime` is how it ran last, if it ever did."""
+
+    source: str
+    name: str
+    kind: str
+    bytes: int
+    loaded: bool
+    runtime: Runtime = USUAL
+
+
+Report = Callable[[Progress], None]
+
+
+class Models:
+    """See the module's docstring. `notices` are what the last load left to say: files that could
+    not be used, draft models that were not loaded."""
+
+    def __init__(self, session: "Session", reading: Reading) -> None:
+        self.session, self.reading = session, reading
+        self.store = SourceStore(session.database)
+        self.notices: list[str] = []
+        self.found: dict[str, list[str]] = {}
+        """What was found in each folder that was scanned."""
+        self.runs = Runs()
+        self.busy = threading.Lock()
+        self.over = threading.Event()
+        """Set when a load is over."""
+        self.progress = Progress(None, "")
+        """How far the load under way is, or the last one came."""
+        self.problem = ""
+        """Why the last load failed, if it did."""
+
+    # what there is
+
+    @property
+    def source(self) -> str:
+        """The source of the loaded model."""
+        return self.session.engine.state.source
+
+    @property
+    def runtime(self) -> Runtime:
+        """How the loaded model runs."""
+        return self.session.engine.state.runtime
+
+    @property
+    def there(self) -> bool:
+        """Whether there is a model."""
+        return self.session.engine.state.there
+
+    @property
+    def loading(self) -> Progress | None:
+        """How far the load under way is; None where there is none."""
+        return self.progress if self.busy.locked() else None
+
+    @property
+    def demonstration(self) -> bool:
+        """Whether the loaded model came along with the program."""
+        return is_embedded(self.source)
+
+    def candidates(self) -> list[Candidate]:
+        """The embedded model, those that were loaded before, those in the folders that were
+        scanned; what vanished is left out. Raises StorageError."""
+        ran = {known.source: runtime_of(known.runtime) for known in self.store.models()}
+        sources = [str(EMBEDDED), str(EMBEDDED_FILE), self.source, *ran]
+        for folder in self.store.folders():
+            if folder not in self.found:
+                self.found[folder] = []
+                with suppress(StrataError):
+                    self.look(folder)
+            sources += self.found[folder]
+        return [
+            Candidate(
+                source,
+                title_of(source),
+                kind_of(source),
+                size_of(source),
+                source == self.source,
+                ran.get(source, USUAL),
+            )
+            for source in dict.fromkeys(filter(None, sources))
+            if Path(source).exists() or not Path(source).is_absolute()
+        ]
+
+    def scan(self, folder: str) -> int:
+        """Put the models in a folder among the candidates; returns how many there are.
+
+        Raises ModelError when there is none.
+        """
+        folder = settled(folder)
+        found = self.look(folder)
+        if not found:
+            raise ModelError(
+                f"There is no model in {folder!r}. Give a folder with GGUF files, or with folders "
+                "that hold config.json and *.safetensors files."
+            )
+        self.store.add_folder(folder)
+        return len(found)
+
+    def look(self, folder: str) -> list[str]:
+        """The models in a folder, read now."""
+        self.found[folder] = [settled(source) for source in self.reading.scan(folder)]
+        return self.found[folder]
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        """What a model takes. Raises ModelError where that cannot be told."""
+        return self.session.engine.need(settled(source), runtime)
+
+    def free(self, source: str, runtime: Runtime) -> int:
+        """Bytes for a model where it would go, with those that the loaded models would give back.
+
+        Raises ModelError for a device that is not there.
+        """
+        device = self.session.engine.device(settled(source), runtime)
+        return self.session.engine.free(device) + self.held(device)
+
+    def held(self, device: str) -> int:
+        """Bytes on a device that the loaded models are sure to give back."""
+        engine, state = self.session.engine, self.session.engine.state
+        if not state.source or engine.device(state.source, state.runtime) != device:
+            return 0
+        return state.info.memory_bytes + sum(d.info.memory_bytes for d in state.drafts)
+
+    # loading
+
+    def stop(self) -> None:
+        """End the load under way while it downloads, or waits for the model."""
+        self.runs.stop(ME, "")
+
+    def load(self, source: str, runtime: Runtime = USUAL) -> Iterator[Progress]:
+        """Let another model take the place of the loaded one: yields how far that is.
+
+        Closing the iterator does not end it. Raises SettingError where others may come in,
+        Cancelled when it is stopped, and ModelError, with the old model as it was.
+        """
+        if self.session.guests:
+            raise SettingError(
+                f"The model {source!r} is not loaded: others use this app too, and they would lose "
+                "their answers. Start with --model to run another one."
+            )
+        yield from self.start(source, runtime)
+
+    def start(
+        self, source: str, runtime: Runtime = USUAL, drafts: Sequence[str] = ()
+    ) -> Iterator[Progress]:
+        """The same for the first model of a program, whoever uses it; `drafts` are to draft for
+        it, else those that were chosen for it before.
+
+        What is wrong with the request is raised by the call. From then on the model is what is
+        `loading`, and whoever wants to use it while there is none waits for it. The work begins
+        with the first report.
+        """
+        source = settled(source)
+        if not source:
+            raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
+        if source == self.source and runtime == self.runtime:
+            words = f"{self.session.info.name} is loaded already, like this."
+            return iter([Progress(1.0, words)])
+        if not self.busy.acquire(blocking=False):
+            raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
+        run = self.runs.ask(ME, "")
+        self.progress, self.problem = Progress(None, f"Loading {title_of(source)} …"), ""
+        self.over.clear()
+
+        def work(report: Report) -> None:
+            def note(progress: Progress) -> None:
+                self.progress = progress
+                report(progress)
+
+            try:
+                with self.runs.begin(ME, "", asked=True):
+                    self.bring(source, runtime, drafts, note, run)
+            except Exception as error:
+                self.problem = str(error)
+                raise
+            finally:
+                self.busy.release()
+                self.over.set()
+
+        return reported(title_of(source), work)
+
+    def bring(
+        self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report, run: Run
+    ) -> None:
+        """Everything from a source to a model in use."""
+        session, name = self.session, title_of(source)
+        self.notices = []
+        if not self.reading.present(source):
+            self.fetch(source, report, run)
+        beside = self.check_memory(source, runtime)
+        report(Progress(None, f"Loading {name} …"))
+        named = name if is_embedded(source) else ""
+        self.exchange(Load(source, runtime, named, beside), report, run)
+        self.keep(source, runtime)
+        self.notices += session.stacks.restore(drafts, lambda draft: self.fetch(draft, report, run))
+        report(Progress(1.0, f"{name} is loaded."))
+
+    def fetch(self, source: str, report: Report, run: Run) -> None:
+        """Download what is missing of a model, until the run is stopped."""
+        words = f"Downloading {title_of(source)}"
+
+        def progress(done: int, total: int) -> None:
+            share = done / total if total else None
+            report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
+
+        report(Progress(None, f"{words} …"))
+        self.reading.download(source, progress, run.stop.is_set)
+
+    def fetch_alone(self, source: str, report: Report) -> None:
+        """The same as a run of its own."""
+        with self.runs.begin(ME, "") as run:
+            self.fetch(source, report, run)
+
+    def check_memory(self, source: str, runtime: Runtime) -> bool:
+        """Whether a model fits beside the loaded ones. Raises ModelError unless it fits at least
+        in their place."""
+        try:
+            need = self.need(source, runtime)
+        except ModelError:
+            if is_gguf(source):
+                raise
+            # Some architectures do not tell it. What is no model at all is refused when it is read.
+            return True
+        engine = self.session.engine
+        device = engine.device(source, runtime)
+        free, held = engine.free(device), self.held(device)
+        if need.total > free + held:
+            also = ", the memory of the loaded models included" if held else ""
+            raise ModelError(
+                f"{title_of(source)} needs {amount(need.total)} ({amount(need.weights)} of weights "
+                f"and {amount(need.cache)} of cache), and {amount(free + held)} are free on "
+                f"{device}{also}. Nothing was loaded. Choose a smaller model or a shorter context, "
+                "or close other programs."
+            )
+        return need.total <= free
+
+    def keep(self, source: str, runtime: Runtime) -> None:
+        """Remember a model that was loaded, and offer what may draft for it."""
+        stacks = self.session.stacks
+        mine = [offer for offer in stacks.offered if not is_embedded(offer)]
+        stacks.offered = [*drafts_beside(source), *mine]
+        self.tried(lambda: self.store.add(source, asdict(runtime)))
+
+    def exchange(self, wanted: Load, report: Report, run: Run) -> None:
+        """Have the engine load a model in the place of the one that it has."""
+        session, stacks = self.session, self.session.stacks
+        spec, drafts = stacks.spec, session.engine.state.drafts
+        stream = run.stop.start(lambda: session.engine.load(wanted))
+        costs = session.costs
+
+        def recall(asked: WantedCosts) -> Costs | None:
+            return self.tried(partial(costs.recall, asked.info))
+
+        try:
+            for item in answered(stream, recall):
+                if isinstance(item, Share):
+                    report(Progress(item.share, item.words))
+                elif isinstance(item, Notice):
+                    self.notices.append(item.text)
+                elif isinstance(item, Costed):
+                    self.tried(partial(costs.save, item.info, item.costs))
+        except ModelError:
+            if session.engine.state.drafts == drafts:
+                # They are there as before, where they made room as well: so is the plan.
+                stacks.spec = spec
+            raise
+
+    def tried(self, store: Callable[[], T]) -> T | None:
+        """What a store says, or does; a failure becomes a notice, as loading can do without."""
+        try:
+            return store()
+        except StorageError as error:
+            self.notices.append(str(error))
+            return None
+
+
+def runtime_of(values: Mapping[str, Any]) -> Runtime:
+    """Stored settings; the usual ones where these are of another version, or damaged."""
+    with suppress(SettingError):
+        return Runtime.from_mapping(values)
+    return USUAL
+
+
+def is_embedded(source: str) -> bool:
+    """Whether a model came along with the program."""
+    return EMBEDDED.parent in Path(source).parents
+
+
+def title_of(source: str, name: str = "") -> str:
+    """What a model is called, `name` if there is one; the embedded target by its family's name."""
+    if source in (str(EMBEDDED), str(EMBEDDED_FILE)):
+        return EMBEDDED.parent.name
+    return name or name_of(source)
+
+
+def drafts_beside(source: str) -> list[str]:
+    """The embedded models that may draft for a model, of its own kind."""
+    if not is_embedded(source):
+        return []
+    ending = ".gguf" if is_gguf(source) else ""
+    offered = [EMBEDDED.with_name(name + ending) for name in EMBEDDED_DRAFTS]
+    return [str(path) for path in offered if path.exists() and str(path) != source]
+
+
+def size_of(source: str) -> int:
+    """Bytes of a model's weights on disk; 0 where they are not on this machine."""
+    from engine.models.sources import SPLIT, located
+
+    path = Path(located(source) or "nowhere")
+    split = SPLIT.fullmatch(path.name)
+    pattern = f"{escape(split[1])}-?????-of-{split[3]}.gguf" if split else escape(path.name)
+    files = path.parent.glob(pattern) if path.is_file() else path.glob("*.safetensors")
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in files)
+    return 0
+
+
+def reported(title: str, work: Callable[[Report], None]) -> Iterator[Progress]:
+    """What loading the model of that title reports while it is done; raises its error.
+
+    It has a thread of its own: who waits for the reports may go away, and the work goes on.
+    """
+    reports: SimpleQueue[Progress | StrataError | None] = SimpleQueue()
+
+    def run() -> None:
+        outcome: StrataError | None = None
+        try:
+            work(reports.put)
+        except StrataError as error:
+            outcome = error
+        except Exception as error:
+            # Whatever is wrong, the app goes on, and someone has to be told.
+            problem = f"{title} was not loaded: {first_line(error)}. Choose another one."
+            outcome = ModelError(problem)
+        finally:
+            reports.put(outcome)
+
+    threading.Thread(target=run, name="loader", daemon=True).start()
+    while (report := reports.get()) is not None:
+        if isinstance(report, StrataError):
+            raise report
+        yield report

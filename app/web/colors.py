@@ -1,0 +1,72 @@
+"""One colour and one mark per token source; tokens, legends and charts all take them from here.
+
+The mid-tones hold against a white and a near-black ground, so dark and light share them. Hue and
+underline say the same thing twice: nobody has to tell colours apart.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from app.service.draft_models import LEVELS
+from engine.types import CONTEXT, DRAFT, MODEL, STATISTICS, TARGET
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """How a source looks: `underline` is a CSS text-decoration-style, "" for none."""
+
+    title: str
+    colour: str
+    underline: str
+    meaning: str
+
+
+INKS = {
+    CONTEXT: Ink("Context", "#12a5a5", "solid", "copied from this conversation"),
+    MODEL: Ink("Model", "#7f6df2", "dashed", "from this model's past answers"),
+    STATISTICS: Ink("Statistics", "#e0982a", "dotted", "from statistics of large texts"),
+    TARGET: Ink("Target", "#8792a6", "", "chosen by the model itself"),
+}
+DRAFT_SHADES = ("#a93c79", "#d3609a", "#ea94bb", "#f2b8d2")
+"""One hue for draft models, a shade per level of the stack: the largest model is the darkest."""
+PLAIN = INKS[TARGET].colour
+INK = "#64708a"
+GRID = "rgba(128, 140, 160, 0.22)"
+STAGES = {
+    "verify": "#4f6bb5",
+    "draft": "#5fb0d9",
+    "sample": "#9aa9c4",
+    "other": "#c9d1df",
+}
+"""Where a step's time goes: blues, so that no part is mistaken for a token source."""
+
+
+def ink(source: str) -> Ink:
+    """The look of a source. A draft model that was never loaded has a shade by its name."""
+    if source in INKS:
+        return INKS[source]
+    if not source.startswith(DRAFT):
+        return Ink("Unknown", INK, "", "from a source that this version does not know")
+    name = source.removeprefix(DRAFT)
+    level = LEVELS.get(name, sum(name.encode("utf-8", "replace")))
+    return Ink(
+        f"Draft {name}", DRAFT_SHADES[level % len(DRAFT_SHADES)], "wavy", f"drafted by {name}"
+    )
+
+
+def others(sources: Iterable[str]) -> list[str]:
+    """The sources among these that are no tier and not the target: draft models, small first."""
+    found = {source for source in sources if source not in INKS}
+    return sorted(found, key=lambda s: (-LEVELS.get(s.removeprefix(DRAFT), 0), s))
+
+
+def variables() -> str:
+    """The palette as CSS custom properties and one rule per source."""
+    rules = [":root{" + "".join(f"--s-{name}:{i.colour};" for name, i in INKS.items())]
+    rules += ["".join(f"--t-{name}:{colour};" for name, colour in STAGES.items()) + "}"]
+    for name, i in INKS.items():
+        if i.underline:
+            rules.append(f".k-{name}{{--k:{i.colour};text-decoration-style:{i.underline}}}")
+        else:
+            rules.append(f".k-{name}{{--k:{i.colour}}}")
+    return "".join(rules)

@@ -1,0 +1,178 @@
+"""What the Models tab says, as markup of numbers and our own words; all names are escaped."""
+
+from collections.abc import Collection, Sequence
+from html import escape
+from pathlib import Path
+
+from app.service.catalogue import Entry, Model
+from app.service.draft_models import amount
+from app.service.models import Candidate, Progress
+from app.web.stack_html import Facts, facts, fine, line, millions
+from assets import ASSETS
+from engine.backends.base import BackendInfo
+from engine.models.memory import Need
+
+THINNEST = 0.6
+"""Per cent of a bar that the smallest part of a need takes, so that it is seen."""
+
+
+# models on this machine
+
+
+def loaded(info: BackendInfo, source: str) -> str:
+    """The facts of the loaded model; `source` is "" where none is."""
+    if not source:
+        return "<h3>Loaded</h3>" + fine("No model. Choose one and load it.")
+    threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
+    listed = [
+        ("model", info.name),
+        ("run by", info.kind),
+        ("parameters", billions(info.parameters)),
+        ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
+        ("context", f"{info.context_length:,} tokens"),
+        ("device", f"{info.device}{threads}"),
+        ("drafts", verified(info)),
+        ("from", where(source)),
+    ]
+    return f"<h3>Loaded</h3>{facts(listed)}{fine(info.note)}"
+
+
+def still(info: BackendInfo, source: str) -> str:
+    """Which model there is after another one failed; nothing if there is none."""
+    return fine(f"{info.name} is loaded, as before.") if source else ""
+
+
+def verified(info: BackendInfo) -> str:
+    """How this model verifies what is drafted for it."""
+    if not info.can_tree:
+        return "none: it decodes plainly"
+    if info.leaves is None:
+        return "verified as trees"
+    if info.leaves == 1:
+        return "verified as chains"
+    return f"verified as trees of up to {info.leaves} branches"
+
+
+def choice(candidate: Candidate) -> tuple[str, str]:
+    """A candidate's label and value."""
+    size = amount(candidate.bytes) if candidate.bytes else "to be downloaded"
+    words = [candidate.name, candidate.kind, size, *(["loaded"] if candidate.loaded else [])]
+    return " · ".join(words), candidate.source
+
+
+def where(source: str) -> str:
+    """A path as short as it can be: below this program, or below the home folder."""
+    path = Path(source)
+    for root, name in ((ASSETS.parent, Path()), (Path.home(), Path("~"))):
+        if path.is_absolute() and path.is_relative_to(root):
+            return str(name / path.relative_to(root))
+    return source
+
+
+def need(source: str, found: Need, free: int, device: str) -> str:
+    """What a model will take, against what is free for it."""
+    listed = [
+        ("model", where(source)),
+        ("parameters", billions(found.parameters)),
+        ("weights", amount(found.weights)),
+        ("cache", amount(found.cache)),
+        ("in all", f"{amount(found.total)} of {amount(free)} free on {device}"),
+    ]
+    markup = facts(listed) + bar((found.weights, found.cache), free)
+    if found.total > free:
+        missing = amount(found.total - free)
+        words = f"{missing} are missing. Choose a shorter context, or a smaller model."
+        return markup + line("differs", "It does not fit", words)
+    return markup + fine("What the loaded models hold counts as free: they make room if they must.")
+
+
+def bar(parts: Sequence[float], free: float) -> str:
+    """Parts of a need as a share of what is free; red, with a mark at its end, if they are more."""
+    whole = max(1.0, sum(parts), free)
+    widths = [max(THINNEST, 100 * part / whole) for part in parts if part]
+    filled = "".join(f'<i style="width:{width:.2f}%"></i>' for width in widths)
+    kind, mark = "need", ""
+    if sum(parts) > free:
+        kind, mark = "need over", f'<b style="left:{100 * free / whole:.2f}%"></b>'
+    return f'<div class="{kind}"><div class="bar empty">{filled}</div>{mark}</div>'
+
+
+def unknown(source: str, problem: str) -> str:
+    """Why it cannot be told what a model takes."""
+    return facts([("model", where(source))]) + line(
+        "differs", "It cannot be loaded like this", problem
+    )
+
+
+def absent(source: str) -> str:
+    """A model that is not on this machine."""
+    words = "It is downloaded when it is loaded; what it takes is told once it is here."
+    return facts([("model", where(source))]) + fine(words)
+
+
+def progress(report: Progress) -> str:
+    """A bar that fills, or that moves where nobody knows how far it is."""
+    if report.share is None:
+        return (
+            '<div class="progress"><div class="bar empty"><i class="moving"></i></div>'
+            f"<small>{escape(report.words)}</small></div>"
+        )
+    return (
+        f'<div class="progress"><div class="bar empty"><i style="width:{100 * report.share:.1f}%">'
+        f"</i></div><small>{escape(report.words)} · {100 * report.share:.0f} %</small></div>"
+    )
+
+
+# the catalogue
+
+CATALOGUE = (
+    "<h3>Catalogue</h3><p>Open models that fit together: a target, and drafts with its vocabulary. "
+    "They are downloaded from Hugging Face into its cache, where other programs find them too. "
+    "Memory is told for the context length above.</p>"
+)
+
+
+def broken(problem: str) -> str:
+    """Why a part of the catalogue cannot be shown."""
+    return line("differs", "Not known", problem)
+
+
+def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "") -> str:
+    """What a family is. `here` holds the sources of what is on this machine, `needs` what the
+    family takes there; `tail` is markup."""
+    link = f'<a href="{escape(entry.licence_address)}" target="_blank" rel="noopener noreferrer">'
+    head = (
+        f"<h4>{escape(entry.name)}</h4><p>{escape(entry.maker)} · {link}{escape(entry.licence)}</a>"
+        f"</p><p>{escape(entry.description)}</p>"
+    )
+    drafts = [f"{model.name}, {size(model, here)}" for model in entry.drafts]
+    listed = [
+        ("target", f"{entry.target.name}, {millions(entry.target.parameters)}"),
+        ("files", size(entry.target, here, " to download")),
+        ("drafts", "; ".join(drafts) or f"none: {entry.plain}"),
+    ]
+    if entry.stack:
+        listed.append(("stack", f"{' / '.join(model.name for model in entry.stack)}, suggested"))
+    return head + facts([*listed, *needs]) + tail
+
+
+def size(model: Model, here: Collection[str], otherwise: str = "") -> str:
+    """How large the files of a model are, and that they are here, or what there is to say else."""
+    words = f"{'about ' if model.estimated else ''}{amount(model.bytes)}"
+    return f"{words}, on this machine" if model.source in here else words + otherwise
+
+
+def billions(parameters: int) -> str:
+    """A number of parameters, without the word."""
+    return millions(parameters).removesuffix(" parameters")
+
+
+def family_needs(entry: Entry, length: int, device: str, free: int) -> Facts:
+    """What a family takes, alone and with the suggested drafts, and whether so much is free."""
+
+    def told(need: Need) -> str:
+        return f"{amount(need.total)}, {'fits' if need.total <= free else 'does not fit'}"
+
+    yield "memory", told(entry.target.need(length, device))
+    if entry.stack:
+        yield "with drafts", told(entry.need(length, device))

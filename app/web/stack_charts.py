@@ -1,0 +1,276 @@
+"""Charts of a family of models: who drafts well for whom, what that costs, which stack is best.
+
+Pure functions from a profile to figures. Model names come from folder names: they are escaped, as
+the charting library reads markup in what it is given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+import plotly.graph_objects as go
+
+from app.web.charts import FONT, framed
+from app.web.colors import DRAFT_SHADES, INK, PLAIN, ink
+from engine.hsd.planner import DATABASES, Edge, Graph, Plan, batches, edges, emitted, sources
+from engine.hsd.profile import Profile
+from engine.types import DRAFT, Rule
+
+PALE, DARK = "#f8e4ed", "#2a1220"
+"""The least of the heat map, and what is written on it: legible on both grounds."""
+FAINT = "rgba(128, 140, 160, 0.55)"
+LONGEST_NAME = 28
+TALL = 340
+CURVE = 16
+"""Straight pieces of which an edge of the graph is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One plan of the last chart: seconds per token, where they are known."""
+
+    title: str
+    colour: str
+    predicted: float | None
+    measured: float | None
+
+
+def plain_text(name: str) -> str:
+    """A name from outside as text of a chart."""
+    short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    return escape(short, quote=False)
+
+
+def names(profile: Profile) -> list[str]:
+    """The models' names as text, the target last."""
+    return [plain_text(model.name) for model in profile.models]
+
+
+def colours(profile: Profile) -> list[str]:
+    """A shade per draft model, the target in its own grey."""
+    return [*(ink(DRAFT + model.name).colour for model in profile.models[:-1]), PLAIN]
+
+
+def acceptance(profile: Profile | None, rule: Rule) -> go.Figure:
+    """How often each model accepts a single draft of each smaller one, as a heat map."""
+    figure = framed("How often a draft is accepted", "verified by", "drafted by")
+    figure.update_yaxes(rangemode="normal")
+    if profile is None:
+        return figure
+    called = names(profile)
+    shares = [
+        [
+            round(100 * profile.pairs[i, j].acceptance, 1) if i < j else None
+            for j in range(1, len(called))
+        ]
+        for i in range(len(called) - 1)
+    ]
+    details = [
+        [told(profile, i, j, rule) if i < j else "" for j in range(1, len(called))]
+        for i in range(len(called) - 1)
+    ]
+    figure.add_heatmap(
+        x=called[1:],
+        y=called[:-1],
+        z=shares,
+        customdata=details,
+        colorscale=[[0, PALE], [1, DRAFT_SHADES[1]]],
+        zmin=0,
+        zmax=100,
+        xgap=3,
+        ygap=3,
+        text=[["" if share is None else f"{share:.0f} %" for share in row] for row in shares],
+        texttemplate="%{text}",
+        textfont={"size": 15, "color": DARK},
+        hoverongaps=False,
+        hovertemplate="%{y} for %{x}: %{customdata}<extra></extra>",
+        colorbar={"title": "%", "thickness": 10, "outlinewidth": 0},
+    )
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return figure
+
+
+def told(profile: Profile, below: int, above: int, rule: Rule) -> str:
+    """One pair in numbers."""
+    pair = profile.pairs[below, above]
+    return (
+        f"{100 * pair.acceptance:.1f} % of single drafts by rejection sampling; "
+        f"{100 * pair.survives('match', 1):.1f} % are the same text; "
+        f"4 drafts make {emitted(pair, rule, 4):.2f} tokens"
+    )
+
+
+def cost_curves(profile: Profile | None) -> go.Figure:
+    """What a round of each model costs by the tokens that it verifies."""
+    figure = framed("What each model takes to verify", "drafted tokens", "ms (logarithmic)")
+    figure.update_yaxes(type="log", rangemode="normal", dtick="D2")
+    if profile is None:
+        return figure
+    for model, name, colour in zip(profile.models, names(profile), colours(profile), strict=True):
+        sizes = sorted(model.costs)
+        figure.add_scatter(
+            x=sizes,
+            y=[round(1e3 * model.costs[size], 4) for size in sizes],
+            name=name,
+            mode="lines+markers",
+            line={"color": colour, "width": 2},
+            marker={"size": 5},
+            hovertemplate="%{x} drafted: %{y:.3g} ms",
+        )
+    return figure
+
+
+def hierarchy(profile: Profile | None, rule: Rule, plan: Plan | None) -> go.Figure:
+    """Models as vertices, the best batch between any two as edges, and the plan as a thick path."""
+    figure = framed("The hierarchy, and the fastest way through it", "", "")
+    figure.update_layout(showlegend=False, hovermode="closest", height=TALL)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False, rangemode="normal")
+    if profile is None:
+        return figure
+    paths = {at: path.seconds for at, path in Graph(profile, rule).shortest().items()}
+    chosen = steps_of(profile, rule, plan)
+    for edge in edges(profile, rule):
+        if edge.below is None or (edge.below, edge.above) in chosen:
+            continue
+        start = -1 if edge.below == DATABASES else edge.below
+        seconds = edge.seconds(paths[edge.below] if isinstance(edge.below, int) else 0.0)
+        draw_edge(figure, start, edge, seconds, False)
+    for (below, _), (edge, seconds) in chosen.items():
+        draw_edge(figure, -1 if below == DATABASES else int(below), edge, seconds, True)
+    draw_vertices(figure, profile, paths, plan)
+    has_databases = any(model.databases for model in profile.models)
+    first = -1 if has_databases else 0
+    figure.update_xaxes(range=[first - 0.6, len(profile.models) - 0.4])
+    return figure
+
+
+Steps = Mapping[tuple[int | str, int], tuple[Edge, float]]
+
+
+def steps_of(profile: Profile, rule: Rule, plan: Plan | None) -> Steps:
+    """The edges of a plan with the seconds per token behind each, in path form."""
+    if plan is None:
+        return {}
+    last = len(profile.models) - 1
+    levels = [*(profile.index(rung.model) for rung in plan.rungs), last]
+    edge = sources(profile, levels[0])[plan.databases]
+    seconds = edge.seconds()
+    found: dict[tuple[int | str, int], tuple[Edge, float]] = {}
+    if plan.databases:
+        found[DATABASES, levels[0]] = edge, seconds
+    for (below, above), rung in zip(pairwise(levels), plan.rungs, strict=True):
+        edge = batches(profile, rule, below, above)[rung.batch - 1]
+        seconds = edge.seconds(seconds)
+        found[below, above] = edge, seconds
+    return found
+
+
+def draw_edge(figure: go.Figure, start: int, edge: Edge, seconds: float, chosen: bool) -> None:
+    """An arc, higher the more vertices it passes, with its batch at the top."""
+    end, distance = edge.above, edge.above - start
+    height = 0.1 if distance == 1 else 0.26 * distance
+    shares = [at / CURVE for at in range(CURVE + 1)]
+    figure.add_scatter(
+        x=[start + share * distance for share in shares],
+        y=[4 * height * share * (1 - share) for share in shares],
+        mode="lines",
+        line={
+            "color": INK if chosen else FAINT,
+            "width": 4 if chosen else 1.2,
+            "dash": "solid" if chosen or edge.batch else "dot",
+        },
+        hoverinfo="skip",
+    )
+    batch = f"T = {edge.batch}" if edge.batch else ""
+    words = f"{batch} · {1e3 * seconds:.3g} ms" if batch else f"{1e3 * seconds:.3g} ms"
+    figure.add_scatter(
+        x=[(start + end) / 2],
+        y=[height],
+        mode="markers+text" if chosen or edge.batch else "markers",
+        marker={"size": 7 if chosen else 4, "color": INK if chosen else FAINT},
+        text=[words if chosen else batch],
+        textposition="top center",
+        textfont={"size": 12.5 if chosen else 10.5},
+        customdata=[words],
+        hovertemplate="%{customdata} per token behind it<extra></extra>",
+    )
+
+
+def draw_vertices(
+    figure: go.Figure, profile: Profile, paths: Mapping[int, float], plan: Plan | None
+) -> None:
+    """The models with their times per token, alone and in the best way; the databases first."""
+    called, shades = names(profile), colours(profile)
+    labels = [
+        f"<b>{name}</b><br>{1e3 * alone:.3g} ms alone<br>{1e3 * paths[at]:.3g} ms at best"
+        for at, name in enumerate(called)
+        for alone in (profile.models[at].seconds(0),)
+    ]
+    places = list(range(len(called)))
+    if any(model.databases for model in profile.models):
+        places, shades = [-1, *places], [INK, *shades]
+        labels = ["<b>databases</b>", *labels]
+    used = {rung.model for rung in plan.rungs} if plan else set()
+    on_path = [
+        place == len(called) - 1
+        or (place < 0 and plan is not None and plan.databases)
+        or (place >= 0 and profile.models[place].name in used)
+        for place in places
+    ]
+    figure.add_scatter(
+        x=places,
+        y=[0] * len(places),
+        mode="markers+text",
+        marker={
+            "size": [24 if there else 17 for there in on_path],
+            "color": shades,
+            "line": {"color": INK, "width": [3 if there else 0 for there in on_path]},
+            "opacity": 1,
+        },
+        text=labels,
+        textposition="bottom center",
+        textfont={"family": FONT, "size": 12},
+        hoverinfo="skip",
+        cliponaxis=False,
+    )
+    highest = 0.26 * (len(places) - 1) if len(places) > 2 else 0.1
+    figure.update_yaxes(range=[-0.55 * highest - 0.1, 1.2 * highest + 0.05])
+
+
+def plans(bars: Sequence[Bar]) -> go.Figure:
+    """Milliseconds per token of every plan: predicted from the profile, and as it was measured."""
+    figure = framed("Predicted and measured", "ms per token", "")
+    titles = [plain_text(bar.title) for bar in bars]
+    for name in ("measured", "predicted"):
+        values = [bar.measured if name == "measured" else bar.predicted for bar in bars]
+        if not any(values):
+            continue
+        figure.add_bar(
+            x=[None if value is None else round(1e3 * value, 4) for value in values],
+            y=titles,
+            name=name,
+            orientation="h",
+            marker={
+                "color": [bar.colour for bar in bars],
+                "opacity": 1.0 if name == "measured" else 0.45,
+                "pattern": {"shape": "" if name == "measured" else "/", "size": 5},
+            },
+            texttemplate="%{x:.3g}",
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{y}, " + name + ": %{x:.3g} ms per token<extra></extra>",
+        )
+    if bars and (plain := bars[0].measured or bars[0].predicted):
+        line = {"color": PLAIN, "dash": "dot", "width": 1.5}
+        figure.add_vline(x=1e3 * plain, line=line)
+    figure.update_layout(
+        barmode="group",
+        height=max(TALL, 110 + 36 * len(bars)),
+        legend={"traceorder": "reversed"},
+        xaxis={"rangemode": "tozero"},
+    )
+    figure.update_yaxes(type="category", autorange="reversed", rangemode="normal", showgrid=False)
+    return figure

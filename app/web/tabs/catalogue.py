@@ -1,0 +1,85 @@
+"""The catalogue's part of the Models tab: a card for every family, and what it would take here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app.service.catalogue import Entry, Model, entries
+from app.service.draft_models import amount
+from app.service.models import Models
+from app.web import models_html
+from app.web.tabs.loading import Place, build_place
+from engine.errors import ModelError, StrataError
+from engine.settings import Runtime
+
+FETCH = "Download and load"
+
+
+@dataclass(slots=True)
+class Card:
+    """A family: its facts, and where it is loaded from, alone or with its suggested drafts."""
+
+    entry: Entry
+    facts: gr.HTML
+    place: Place
+
+
+def build() -> list[Card]:
+    """A card for each family, or why there are none."""
+    with gr.Column(elem_classes="card", elem_id="catalogue"):
+        gr.HTML(models_html.CATALOGUE, apply_default_css=False)
+    try:
+        found = entries()
+    except StrataError as error:
+        gr.HTML(models_html.broken(str(error)), apply_default_css=False)
+        return []
+    cards = []
+    with gr.Row(elem_classes="catalogue"):
+        for number, entry in enumerate(found):
+            with gr.Column(elem_classes="card", min_width=0):
+                facts = gr.HTML(elem_id=f"family-{number}", apply_default_css=False)
+                titles = [FETCH, "With drafts"] if entry.stack else [FETCH]
+                cards.append(Card(entry, facts, build_place(f"family-{number}", *titles)))
+    return cards
+
+
+def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> dict[Any, Any]:
+    """What every family would take with these settings, and what of it is here already."""
+    changes: dict[Any, Any] = {}
+    for card in cards:
+        changes[card.facts] = facts(models, card.entry, runtime)
+        here = models.reading.present(card.entry.target.source)
+        changes[card.place.buttons[0]] = "Load" if here else FETCH
+    return changes
+
+
+def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
+    """One family's facts."""
+    target, length = entry.target, runtime.context_length
+    offered = (target, *entry.drafts)
+    here = {model.source for model in offered if models.reading.present(model.source)}
+    try:
+        device = models.session.engine.device(target.source, runtime)
+        free = models.free(target.source, runtime)
+    except StrataError as error:
+        return models_html.family(entry, here, tail=models_html.broken(str(error)))
+    need = target.need(length, device)
+    needs = models_html.family_needs(entry, length, device, free)
+    bar = models_html.bar((need.weights, need.cache), free)
+    return models_html.family(entry, here, needs, bar)
+
+
+def check(models: Models, target: Model, runtime: Runtime) -> None:
+    """Raise ModelError for a target that does not fit, before it is downloaded for nothing."""
+    if models.reading.present(target.source):
+        return  # the loader knows better than the formula
+    device = models.session.engine.device(target.source, runtime)
+    need, free = target.need(runtime.context_length, device), models.free(target.source, runtime)
+    if need.total > free:
+        raise ModelError(
+            f"{target.name} needs {amount(need.total)} ({amount(need.weights)} of weights and "
+            f"{amount(need.cache)} of cache), and {amount(free)} are free on {device}. Nothing was "
+            "downloaded. Choose a smaller model or a shorter context, or close other programs."
+        )

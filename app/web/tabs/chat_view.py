@@ -1,0 +1,194 @@
+"""The chat's components, and what they show of a conversation: its stored messages, and the stream
+that brings the answer under way (app/web/stream.py).
+
+A page keeps what it has drawn. `Session.drawn` remembers which messages that are, so that none is
+sent twice; a page that has drawn something else asks for all of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from os.path import commonprefix
+from typing import Any
+
+import gradio as gr
+
+from app.service.generation import Answer
+from app.service.recorder import Update
+from app.service.session import Session
+from app.web import render
+from app.web.metrics_panel import panel_values
+from engine.compare import Speedup
+from engine.metrics import summarise
+from engine.types import Prefill
+from storage.conversations import StoredMessage
+from storage.traces import Traces
+
+ENDINGS = {
+    "eos": "the model ended its answer",
+    "stop": "ended at a stop string",
+    "length": "ended at the length limit",
+    "context": "ended because the context is full",
+    "cancelled": "stopped",
+}
+TOKENS, MARKDOWN = "Tokens", "Markdown"
+NUMBERS = count()
+"""No two values of the token view are equal: an equal one would not be looked at."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """The tab's components."""
+
+    view: gr.Radio
+    tokens: gr.HTML
+    bubbles: gr.Chatbot
+    empty: gr.Column
+    examples: list[gr.Button]
+    box: gr.Textbox
+    send: gr.Button
+    stop: gr.Button
+    again: gr.Button
+    edit: gr.Button
+    prove: gr.Button
+    proof: gr.HTML
+    figures: gr.HTML
+    editing: gr.State
+
+
+def stored(parts: Parts) -> list[Any]:
+    """The components that `shown` updates."""
+    views = [parts.tokens, parts.bubbles, parts.empty]
+    return [*views, parts.send, parts.stop, parts.again, parts.edit, parts.prove]
+
+
+def view_of(session: Session, request: gr.Request) -> str:
+    """The view that a page has chosen."""
+    return session.views.get(request.session_hash or "", TOKENS)
+
+
+def told_tokens(
+    session: Session,
+    request: gr.Request,
+    messages: Sequence[StoredMessage],
+    answer: Answer | None = None,
+    adopted: str = "",
+) -> dict[str, Any]:
+    """What the token view is sent: the messages that it has not drawn, and which answer to follow.
+
+    `adopted` is the message that an answer was stored as, where the page has drawn all of it.
+    In the Markdown view it shows nothing, and an answer's tokens go there.
+    """
+    here, seen = request.session_hash or "", view_of(session, request) == TOKENS
+    before, now = session.drawn.get(here) or (), tuple(m.id for m in messages) if seen else ()
+    kept = len(commonprefix([(*before, *([adopted] if adopted else ())), now]))
+    session.drawn[here] = now
+    value = {**render.transcript(messages if seen else (), kept), "number": next(NUMBERS)}
+    if adopted:
+        value["adopt"] = adopted
+    if answer is not None:
+        value["stream"] = {"token": answer.token, "shown": seen}
+    return value
+
+
+def spoken(
+    session: Session, owner: str, conversation: str | None
+) -> tuple[Sequence[StoredMessage], Answer | None]:
+    """A conversation's messages, and the answer under way. What is stored of that one is left out,
+    as its stream brings all of it."""
+    if not conversation:
+        return (), None
+    answer = session.generations.find(owner, conversation)
+    messages = list(session.conversations(owner).messages(conversation))
+    while answer is not None and messages and messages[-1].role != "user":
+        messages.pop()
+    return messages, answer
+
+
+def viewed(
+    session: Session,
+    parts: Parts,
+    request: gr.Request,
+    messages: Sequence[StoredMessage],
+    answer: Answer | None,
+) -> dict[Any, Any]:
+    """The messages in the view that is looked at. The hidden one holds nothing: what it would
+    render, nobody has asked to see."""
+    seen = view_of(session, request) == MARKDOWN
+    return {
+        parts.tokens: told_tokens(session, request, messages, answer),
+        parts.bubbles: render.bubbles(messages if seen else ()),
+    }
+
+
+def shown(
+    session: Session, parts: Parts, request: gr.Request, owner: str, conversation: str | None
+) -> dict[Any, Any]:
+    """Everything that shows a conversation, as it is stored or grows."""
+    messages, answer = spoken(session, owner, conversation)
+    busy = answer is not None or session.runs.busy(owner, conversation or "")
+    return {
+        **viewed(session, parts, request, messages, answer),
+        parts.empty: gr.update(visible=not messages),
+        **working(parts, busy),
+    }
+
+
+def ended(
+    session: Session, parts: Parts, request: gr.Request, answer: Answer, drawn: int
+) -> dict[Any, Any]:
+    """What an answer that is over changes on a page that has drawn so many of its tokens: as good
+    as nothing, where these are all."""
+    messages, other = spoken(session, answer.owner, answer.conversation)
+    complete = drawn == answer.tokens and messages and messages[-1].id == answer.message_id
+    if other is not None or not complete:
+        return shown(session, parts, request, answer.owner, answer.conversation)
+    return {
+        parts.tokens: told_tokens(session, request, messages, adopted=answer.message_id),
+        **working(parts, False),
+    }
+
+
+def blank(session: Session, parts: Parts, request: gr.Request) -> dict[Any, Any]:
+    """A conversation of which nothing can be shown."""
+    return {
+        parts.tokens: told_tokens(session, request, ()),
+        parts.bubbles: render.bubbles(()),
+        parts.empty: gr.update(visible=False),
+        parts.figures: gr.skip(),
+        **working(parts, False),
+    }
+
+
+def last_figures(session: Session, owner: str, conversation: str | None) -> dict[str, Any]:
+    """The panel's values for the run behind a stored conversation's last answer."""
+    messages = session.conversations(owner).messages(conversation) if conversation else ()
+    run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
+    if run_id is None:
+        return panel_values(None)
+    store = Traces(session.database, owner)
+    run, steps = store.get(run_id), store.steps(run_id)
+    first = steps[0].seconds if steps else 0.0
+    prefill = Prefill(run.prompt_tokens, run.reused_tokens, max(0.0, run.ttft_seconds - first))
+    known = Speedup(run.speedup, run.decode_speedup) if run.speedup else None
+    figures = summarise(prefill, steps)
+    return panel_values(figures, steps, known, ENDINGS.get(run.finish or "", ""))
+
+
+def working(parts: Parts, busy: bool) -> dict[Any, Any]:
+    """Send or Stop, and whether the actions can be used."""
+    return {
+        parts.send: gr.update(visible=not busy),
+        parts.stop: gr.update(visible=busy),
+        **{b: gr.update(interactive=not busy) for b in (parts.again, parts.edit, parts.prove)},
+    }
+
+
+def ending(update: Update) -> str:
+    """One line about the answer: how it ended, its seed, what was left out."""
+    words = [ENDINGS.get(update.finish or "", "")] if update.finish else []
+    words.append(f"{update.metrics.tokens:,} tokens from {update.metrics.forwards:,} forwards")
+    words.append(f"seed {update.seed}")
+    if update.dropped:
+        words.append(f"{update.dropped} older messages did not fit the context")
+    return " · ".join(word for word in words if word)

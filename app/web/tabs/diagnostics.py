@@ -1,0 +1,169 @@
+"""Diagnostics: every run of the past, the charts of the one chosen, and what forwards cost here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from typing import Any
+
+import gradio as gr
+import plotly.graph_objects as go
+
+from app.service.session import Session
+from app.web import charts
+from app.web.metrics_panel import times
+from app.web.plots import grid
+from app.web.verdicts import title_of
+from app.web.wiring import AT_ONCE, owner_of, told
+from engine.types import Step
+from storage.traces import Run, Traces
+
+HEADERS = ["When", "From", "Method", "Model", "Tokens", "Tokens/s", "Per forward", "Speedup*"]
+SHOWN = 200
+COSTS = -1
+"""Where the cost curve stands among the charts: last, above the line that says what it is of."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """The tab's components. `again` is there for the owner of the machine only."""
+
+    tab: gr.Tab
+    table: gr.Dataframe
+    ids: gr.State
+    shown: gr.State
+    title: gr.HTML
+    plots: list[gr.Plot]
+    costs: gr.HTML
+    again: gr.Button | None
+
+
+def build(tab: gr.Tab, session: Session) -> Parts:
+    """The charts of a run above the table of runs."""
+    title = gr.HTML(heading(None), apply_default_css=False)
+    plots = grid(drawn(session, [], None, []))
+    with gr.Row(elem_classes="costs"):
+        costs = gr.HTML(measured(session), elem_id="costs", apply_default_css=False)
+        again = None
+        if not session.guests:
+            again = gr.Button(
+                "Measure again",
+                size="sm",
+                min_width=120,
+                elem_id="measure",
+                visible=session.costs.wanted,
+            )
+    table = gr.Dataframe(
+        headers=HEADERS,
+        datatype="str",
+        interactive=False,
+        elem_id="runs",
+        max_height=360,
+        label="Runs, newest first; click one to see its charts",
+    )
+    gr.HTML(
+        "<p class='fine'>* of whole answers, against plain decoding of the same prompt. It is "
+        "known after Prove it or a comparison, and not told where no draft was accepted.</p>"
+    )
+    return Parts(tab, table, gr.State([]), gr.State(None), title, plots, costs, again)
+
+
+def drawn(session: Session, runs: list[Run], run: Run | None, steps: list[Step]) -> list[go.Figure]:
+    """The charts of one run, the history of all, and the costs that the budget follows."""
+    return [*charts.of_run(steps), charts.history(runs), cost_figure(session, run, steps)]
+
+
+def cost_figure(session: Session, run: Run | None, steps: list[Step]) -> go.Figure:
+    """What a run drafted, and the curve that its budget followed if its model is the loaded one."""
+    loaded = run is None or run.fingerprint == session.info.fingerprint
+    return charts.cost_curve(session.costs.curve if loaded else None, steps)
+
+
+def measured(session: Session, busy: bool = False) -> str:
+    """When the cost curve was measured, and on what."""
+    info, costs = session.info, session.costs
+    if busy:
+        words = "Measuring what a forward costs …"
+    elif costs.curve is None:
+        words = "What a forward costs was not measured."
+    else:
+        threads = f", {info.threads} threads" if info.threads > 1 else ""
+        words = (
+            f"Cost of a forward: measured {datetime.fromtimestamp(costs.measured):%d %b %H:%M} on "
+            f"{info.device}, {info.dtype}{threads}; corrected by every answer since."
+        )
+    return f"<p class='fine'>{escape(words)}</p>"
+
+
+def line(run: Run) -> list[str]:
+    """One row of the table."""
+    speed = run.emitted_tokens / run.decode_seconds if run.decode_seconds else 0.0
+    return [
+        f"{datetime.fromtimestamp(run.created):%d %b %H:%M:%S}",
+        run.kind,
+        title_of(run.method),
+        run.model,
+        f"{run.emitted_tokens:,}",
+        f"{speed:,.0f}",
+        f"{run.emitted_tokens / run.forwards:.2f}" if run.forwards else "–",
+        times(run.speedup),
+    ]
+
+
+def heading(run: Run | None) -> str:
+    """What is drawn, in numbers and our own words."""
+    if run is None:
+        return '<div class="verdict">No run yet.</div>'
+    return (
+        f'<div class="verdict">{escape(title_of(run.method))}: {run.emitted_tokens:,} tokens '
+        f"from {run.forwards:,} forwards, prompt of {run.prompt_tokens:,} tokens "
+        f"({run.reused_tokens:,} already in the cache).</div>"
+    )
+
+
+def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
+    """Read the runs when the tab opens; draw one when it is clicked; measure again when asked."""
+
+    def refresh(request: gr.Request, memory: dict[str, Any] | None) -> tuple[Any, ...]:
+        with told():
+            store = Traces(session.database, owner_of(session, memory, request))
+            runs = store.history(SHOWN)
+            rows, ids = [line(run) for run in runs], [run.id for run in runs]
+            first = next((run for run in runs if run.method != "plain"), None)
+            steps = store.steps(first.id) if first else []
+            figures = drawn(session, runs, first, steps)
+            shown = first.id if first else None
+            return rows, ids, measured(session), shown, heading(first), *figures
+        return tuple(gr.skip() for _ in range(5 + len(parts.plots)))
+
+    def choose(
+        event: gr.SelectData, request: gr.Request, ids: list[str], memory: dict[str, Any] | None
+    ) -> tuple[Any, ...]:
+        at = event.index[0] if isinstance(event.index, list | tuple) else event.index
+        with told():
+            store = Traces(session.database, owner_of(session, memory, request))
+            if 0 <= at < len(ids):
+                run, steps = store.get(ids[at]), store.steps(ids[at])
+                figures = drawn(session, store.history(SHOWN), run, steps)
+                return run.id, heading(run), *figures
+        return tuple(gr.skip() for _ in range(2 + len(parts.plots)))
+
+    def again(
+        request: gr.Request, shown: str | None, memory: dict[str, Any] | None
+    ) -> Iterator[tuple[Any, Any]]:
+        yield measured(session, busy=True), gr.skip()
+        with told():
+            session.measure_costs()
+        figure: Any = gr.skip()
+        with told():
+            store = Traces(session.database, owner_of(session, memory, request))
+            run, steps = (store.get(shown), store.steps(shown)) if shown else (None, [])
+            figure = cost_figure(session, run, steps)
+        yield measured(session), figure
+
+    outputs = [parts.shown, parts.title, *parts.plots]
+    parts.tab.select(refresh, memory, [parts.table, parts.ids, parts.costs, *outputs], **AT_ONCE)
+    parts.table.select(choose, [parts.ids, memory], outputs, **AT_ONCE)
+    if parts.again is not None:
+        changed = [parts.costs, parts.plots[COSTS]]
+        parts.again.click(again, [parts.shown, memory], changed, **AT_ONCE)

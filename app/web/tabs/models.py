@@ -1,0 +1,336 @@
+"""Models: the one that is loaded, those that can take its place, and what each will need."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app.service.catalogue import Model
+from app.service.models import Candidate, Progress, reported, size_of, title_of
+from app.service.session import Session
+from app.web import models_html
+from app.web.stack_html import fine
+from app.web.tabs import catalogue
+from app.web.tabs.catalogue import Card
+from app.web.tabs.loading import Place, build_adding, build_place, paced
+from app.web.tabs.settings import control, number
+from app.web.wiring import AT_ONCE, told, warn
+from engine.errors import Cancelled, ModelError, StrataError
+from engine.models.loaders import kind_of, settled
+from engine.settings import Runtime
+
+AUTO = "auto"
+OPEN = {"device": ("cpu", "cuda", "mps"), "dtype": ("float32", "bfloat16", "float16")}
+"""What is offered for settings whose declaration leaves it open."""
+OF_KIND = {
+    "transformers": ("device", "dtype"),
+    "llama.cpp": ("gpu_layers", "batch_size", "flash_attention", "cache_type"),
+}
+"""The settings that only one kind of model knows."""
+OF_ALL = ("context_length", "threads")
+
+
+@dataclass(slots=True)
+class Parts:
+    """The tab's components. `runtime` has one for each setting of `Runtime`, `groups` a column for
+    each kind of model."""
+
+    tab: gr.Tab
+    loaded: gr.HTML
+    choice: gr.Radio
+    box: gr.Textbox
+    add: gr.Button
+    runtime: dict[str, gr.components.Component]
+    groups: dict[str, gr.Column]
+    need: gr.HTML
+    place: Place
+    cards: list[Card]
+
+
+def build(tab: gr.Tab, session: Session) -> Parts:
+    """This machine: what is loaded, what there is, what the chosen one will need."""
+    with gr.Row(elem_classes="cards"):
+        with gr.Column(elem_classes="card", scale=3):
+            loaded = gr.HTML(elem_id="models-loaded", apply_default_css=False)
+        with gr.Column(elem_classes="card", scale=3):
+            choice, box, add = listing()
+        with gr.Column(elem_classes="card", scale=4):
+            gr.HTML("<h3>How it runs</h3>")
+            runtime, groups = controls(session.models.runtime)
+            need = gr.HTML(elem_id="models-need", apply_default_css=False)
+            here = build_place("models", "Load")
+    cards = catalogue.build()
+    return Parts(tab, loaded, choice, box, add, runtime, groups, need, here, cards)
+
+
+def listing() -> tuple[gr.Radio, gr.Textbox, gr.Button]:
+    """The models to choose from, and how to add more."""
+    gr.HTML(
+        "<h3>On this machine</h3><p>Add a GGUF file, a folder, which is searched and remembered, "
+        "or a model of Hugging Face: owner/name, owner/name:file.gguf.</p>"
+    )
+    choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
+    return choice, *build_adding("models")
+
+
+def controls(
+    runtime: Runtime,
+) -> tuple[dict[str, gr.components.Component], dict[str, gr.Column]]:
+    """A component for each setting, those of one kind of model in a column of their own."""
+    made: dict[str, gr.components.Component] = {}
+    groups: dict[str, gr.Column] = {}
+
+    def pairs(names: Sequence[str]) -> None:
+        for start in range(0, len(names), 2):
+            with gr.Row(elem_classes="pair"):
+                for name in names[start : start + 2]:
+                    value = getattr(runtime, name)
+                    made[name] = control(Runtime, name, value, choices(name, value))
+
+    pairs(OF_ALL)
+    for kind, names in OF_KIND.items():
+        with gr.Column(elem_classes="card") as groups[kind]:
+            pairs(names)
+    return {item.name: made[item.name] for item in fields(Runtime)}, groups
+
+
+def choices(name: str, value: Any, usable: Sequence[str] | None = None) -> list[str]:
+    """What is offered for an open setting: that it is decided by itself, what is usable, and what
+    is in use, as "cuda:1"."""
+    offered = OPEN.get(name, ()) if usable is None else usable
+    return list(dict.fromkeys([AUTO, *offered, str(value)]))
+
+
+class Handlers:
+    """What the tab's events do. `added` are models that were named here and not loaded yet."""
+
+    def __init__(self, session: Session, parts: Parts) -> None:
+        self.session, self.models, self.parts = session, session.models, parts
+        self.added: list[str] = []
+
+    # what is shown
+
+    def candidates(self) -> dict[str, Candidate]:
+        """All models to choose from, by source. Raises StorageError."""
+        found = {candidate.source: candidate for candidate in self.models.candidates()}
+        for source in self.added:
+            if source not in found:
+                size = size_of(source)
+                found[source] = Candidate(source, title_of(source), kind_of(source), size, False)
+        return found
+
+    def screen(self, source: str | None, values: Sequence[Any] = ()) -> dict[Any, Any]:
+        """Everything that the tab shows, with that model chosen, or the loaded one if it is gone.
+
+        Without `values` the controls show how it ran last.
+        """
+        offered = self.candidates()
+        chosen = next((s for s in (source, self.models.source) if s in offered), None)
+        shown: dict[Any, Any] = {
+            self.parts.loaded: models_html.loaded(self.session.info, self.models.source),
+            self.parts.choice: gr.update(
+                choices=[models_html.choice(candidate) for candidate in offered.values()],
+                value=chosen,
+            ),
+        }
+        if chosen and (chosen != source or not values):
+            return {**shown, **self.settings(offered[chosen])}
+        return {**shown, **self.needs(chosen, values)}
+
+    def settings(self, candidate: Candidate) -> dict[Any, Any]:
+        """The controls as a model runs, or as it ran last, and what it then needs."""
+        runtime = self.models.runtime if candidate.loaded else candidate.runtime
+        values = {item.name: getattr(runtime, item.name) for item in fields(Runtime)}
+        shown: dict[Any, Any] = {
+            self.parts.runtime[name]: gr.update(value=value) for name, value in values.items()
+        }
+        for kind, column in self.parts.groups.items():
+            shown[column] = gr.update(visible=kind == candidate.kind)
+        if candidate.kind == "transformers":
+            offered = choices("device", runtime.device, self.devices(candidate.source))
+            device = gr.update(choices=offered, value=runtime.device)
+            shown[self.parts.runtime["device"]] = device
+        return {**shown, **self.needs(candidate.source, list(values.values()))}
+
+    def devices(self, source: str) -> list[str]:
+        """Where a model could run on this machine."""
+        found = []
+        for name in OPEN["device"]:
+            with suppress(ModelError):
+                self.session.engine.device(source, Runtime(device=name))
+                found.append(name)
+        return found
+
+    def read(self, values: Sequence[Any]) -> Runtime:
+        """The settings in the controls. Raises SettingError."""
+        given = zip(fields(Runtime), values, strict=True)
+        return Runtime(**{item.name: number(item.default, value) for item, value in given})
+
+    def needs(self, source: str | None, values: Sequence[Any]) -> dict[Any, Any]:
+        """What the chosen model and the families of the catalogue need with these settings."""
+        if source is None:
+            return {self.parts.need: fine("Choose a model to see what it takes.")}
+        try:
+            runtime = self.read(values)
+            families = catalogue.shown(self.models, self.parts.cards, runtime)
+        except StrataError as error:
+            return {self.parts.need: models_html.unknown(source, str(error))}
+        return {**families, self.parts.need: self.need(source, runtime)}
+
+    def need(self, source: str, runtime: Runtime) -> str:
+        """What a model will need, or why that cannot be told."""
+        reading = self.models.reading
+        if not reading.present(source):
+            return models_html.absent(source)
+        try:
+            need, free = self.models.need(source, runtime), self.models.free(source, runtime)
+            return models_html.need(source, need, free, self.session.engine.device(source, runtime))
+        except StrataError as error:
+            return models_html.unknown(source, str(error))
+
+    # events
+
+    def refresh(self, source: str | None, *values: Any) -> dict[Any, Any]:
+        """Show how things are now, a load that another page began included."""
+        busy = self.models.busy.locked()
+        place = self.parts.place
+        shown: dict[Any, Any] = {place.stop: gr.update(visible=busy)}
+        if busy:
+            shown[place.status] = models_html.progress(Progress(None, "A model is being loaded …"))
+        with told():
+            shown |= self.screen(source, values)
+        return shown
+
+    def settle(self, source: str | None, *values: Any) -> dict[Any, Any]:
+        """Show how things are after a load that another page began, or the program."""
+        return {self.parts.place.status: "", **self.refresh(source, *values)}
+
+    def weigh(self, source: str | None, *values: Any) -> dict[Any, Any]:
+        """Show what is needed with other settings."""
+        return self.needs(source, values)
+
+    def choose(self, source: str) -> dict[Any, Any]:
+        """Show the settings of a model, and what it will need."""
+        with told():
+            return self.screen(source)
+        return {self.parts.need: gr.skip()}
+
+    def add(self, named: str, *values: Any) -> dict[Any, Any]:
+        """Offer the models of a folder, or one that is named; the first of them is chosen."""
+        with told():
+            chosen = settled(named)
+            if not chosen:
+                raise ModelError("No model is named. Give a folder, a GGUF file or a hub id.")
+            if Path(chosen).is_dir():
+                self.models.scan(chosen)
+                chosen = self.models.found[chosen][0]
+            elif chosen not in self.candidates():
+                if self.models.reading.present(chosen):
+                    self.models.need(chosen, self.read(values))
+                self.added.append(chosen)
+            return {self.parts.box: "", **self.screen(chosen)}
+        return {self.parts.box: gr.skip()}
+
+    def load(self, source: str | None, *values: Any) -> Iterator[dict[Any, Any]]:
+        """Let the chosen model take the place of the loaded one."""
+
+        def start(runtime: Runtime) -> Iterator[Progress]:
+            if not source:
+                raise ModelError("No model is chosen. Choose one of the list first.")
+            return self.models.load(source, runtime)
+
+        yield from self.work(self.parts.place, start, source, values)
+
+    def take(
+        self, card: Card, drafts: Sequence[Model], source: str | None, *values: Any
+    ) -> Iterator[dict[Any, Any]]:
+        """Load a family's target; its drafts, those to be downloaded included, are offered."""
+
+        def start(runtime: Runtime) -> Iterator[Progress]:
+            models, stacks, target = self.models, self.session.stacks, card.entry.target
+            catalogue.check(models, target, runtime)
+            yield from models.load(target.source, runtime)
+            for draft in drafts:
+                if not models.reading.present(draft.source):
+                    yield from reported(draft.name, partial(models.fetch_alone, draft.source))
+            here = [d for d in card.entry.drafts if models.reading.present(d.source)]
+            for draft in here:
+                stacks.offer(draft.source)
+            if here:
+                words = f"{target.name} is loaded. The Stack tab offers its drafts."
+                yield Progress(1.0, words)
+
+        yield from self.work(card.place, start, source, values)
+
+    def work(
+        self,
+        place: Place,
+        start: Callable[[Runtime], Iterator[Progress]],
+        source: str | None,
+        values: Sequence[Any],
+    ) -> Iterator[dict[Any, Any]]:
+        """A load with its progress, until it is done or stopped; `source` is the chosen model."""
+        places = [self.parts.place, *(card.place for card in self.parts.cards)]
+        buttons = [button for each in places for button in each.buttons]
+        yield {
+            **{button: gr.update(interactive=False) for button in buttons},
+            **{button: gr.update(visible=False) for button in place.buttons},
+            place.stop: gr.update(visible=True),
+            place.status: "",
+        }
+        words, shown = "", (source, values)
+        try:
+            for report in paced(start(self.read(values))):
+                yield {place.status: models_html.progress(report)}
+                words = fine(report.words)
+            shown = (self.models.source, ())
+        except Cancelled as error:
+            words = fine(str(error))
+        except StrataError as error:
+            warn(str(error))
+            words = models_html.still(self.session.info, self.models.source)
+        for notice in self.models.notices:
+            warn(notice)
+        with told():
+            yield self.screen(*shown)
+        yield {
+            **{button: gr.update(interactive=True, visible=True) for button in buttons},
+            place.stop: gr.update(visible=False),
+            place.status: words,
+        }
+
+
+def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Connect the tab. `follow` is the event by which the page follows the loaded model. Returns
+    the event that shows how things are after a load that was begun elsewhere."""
+    on = Handlers(session, parts)
+    controls = list(parts.runtime.values())
+    inputs = [parts.choice, *controls]
+    places = [parts.place, *(card.place for card in parts.cards)]
+    needs: list[Any] = [parts.need, *(card.facts for card in parts.cards)]
+    needs += [card.place.buttons[0] for card in parts.cards]
+    shown = [parts.loaded, parts.choice, *needs, *controls, *parts.groups.values()]
+    own = [parts.place.stop, parts.place.status]
+    parts.tab.select(on.refresh, inputs, [*shown, *own], **AT_ONCE)
+    parts.choice.input(on.choose, parts.choice, shown, **AT_ONCE)
+    edits = [control.input for control in controls]  # type: ignore[attr-defined]
+    gr.on(edits, on.weigh, inputs, needs, trigger_mode="always_last", **AT_ONCE)
+    added = [parts.add.click, parts.box.submit]
+    gr.on(added, on.add, [parts.box, *controls], [parts.box, *shown], **AT_ONCE)
+    buttons = [button for each in places for button in each.buttons]
+
+    def loads(button: gr.Button, event: Any, place: Place) -> None:
+        outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status]))
+        button.click(event, inputs, outputs, **AT_ONCE).then(*follow, **AT_ONCE)
+
+    loads(parts.place.buttons[0], on.load, parts.place)
+    for card in parts.cards:
+        for button, drafts in zip(card.place.buttons, ((), card.entry.stack), strict=False):
+            loads(button, partial(on.take, card, drafts), card.place)
+    for each in places:
+        each.stop.click(session.models.stop, None, None, **AT_ONCE)
+    return on.settle, inputs, [*shown, *own]

@@ -1,0 +1,261 @@
+"""Settings: how the next answer is sampled and drafted. Ranges and words come from the engine."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import gradio as gr
+
+from app.service.preferences import Preferences
+from app.service.session import Session
+from app.web.wiring import AT_ONCE, owner_of, told
+from engine.errors import StrataError
+from engine.methods import METHODS, method_named
+from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
+from engine.types import TIERS, Rule
+
+PRESETS = {
+    "Exact": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "Balanced": {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
+    "Lively": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
+}
+SLIDER_STEPS = 2_000
+"""A range with more steps than this is typed, not dragged."""
+DEFAULT_TOKENS = 256
+USUAL_METHOD = "hd"
+FOLLOWING = (*(f.name for f in fields(Sampling) if f.name != "seed"), "max_tokens", "method")
+"""The settings that another model changes."""
+VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
+
+
+@dataclass(slots=True)
+class Controls:
+    """The components, by the name of the setting they hold, in a fixed order."""
+
+    system: gr.Textbox
+    parts: dict[str, gr.components.Component] = field(default_factory=dict)
+    presets: dict[str, gr.Button] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> list[gr.components.Component]:
+        """What an event that needs the settings takes as inputs."""
+        return [self.system, *self.parts.values()]
+
+    def read(self, values: Iterable[Any]) -> tuple[str, Preferences]:
+        """System prompt and preferences from the inputs' values; raises SettingError."""
+        system, *rest = values
+        given = dict(zip(self.parts, rest, strict=True))
+        sampling = Sampling(**{f.name: number(f.default, given[f.name]) for f in fields(Sampling)})
+        stop = tuple(line for line in str(given["stop"] or "").splitlines() if line)
+        generation = Generation(sampling, number(0, given["max_tokens"]), stop)
+        drafting = Drafting(
+            tuple(given["tiers"] or ()),
+            given["policy"],
+            number(0, given["nodes"]),
+            number(0.0, given["threshold"]),
+            given["budget"],
+            bool(given["harvest"]),
+            given["rule"],
+        )
+        chosen = Preferences(generation, given["method"], drafting, bool(given["fresh_seed"]))
+        chosen.chosen()
+        return str(system or ""), chosen
+
+    def show(self, system: str, preferences: Preferences) -> list[Any]:
+        """The inputs' values for stored preferences, in the inputs' order."""
+        sampling, drafting = preferences.generation.sampling, preferences.drafting
+        values: dict[str, Any] = {
+            **{f.name: getattr(sampling, f.name) for f in fields(Sampling)},
+            "fresh_seed": preferences.fresh_seed,
+            "max_tokens": preferences.generation.max_tokens,
+            "stop": "\n".join(preferences.generation.stop),
+            "method": preferences.method,
+            "tiers": list(drafting.tiers),
+            "policy": drafting.policy,
+            "nodes": drafting.nodes,
+            "threshold": drafting.threshold,
+            "budget": drafting.budget,
+            "harvest": drafting.harvest,
+            "rule": drafting.rule,
+        }
+        return [system, *(values[name] for name in self.parts)]
+
+    @property
+    def followers(self) -> list[gr.components.Component]:
+        """What `follow` changes."""
+        return [self.parts[name] for name in FOLLOWING]
+
+    def follow(
+        self, session: Session, method: str, length: float | None, sampler: bool = True
+    ) -> dict[Any, Any]:
+        """What the loaded model decides: its makers' sampler, unless that is to stay as it is, how
+        long an answer can be, the methods there are. `method` and `length` stay where it can do
+        them."""
+        info = session.info
+        values: dict[str, Any] = {
+            f.name: getattr(info.sampling, f.name) if sampler else gr.skip()
+            for f in fields(Sampling)
+        }
+        longest = info.context_length or DEFAULT_TOKENS
+        values["max_tokens"] = min(int(length or DEFAULT_TOKENS), longest)
+        chosen = method if usable(session, method) else USUAL_METHOD
+        values["method"] = gr.update(choices=methods(session), value=chosen)
+        return {self.parts[name]: values[name] for name in FOLLOWING}
+
+
+def number(default: Any, value: Any) -> Any:
+    """A component's number with the setting's type, so that 3.0 is a whole number."""
+    whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
+    if isinstance(default, float) and isinstance(value, int):
+        return float(value)
+    return int(value) if whole else value
+
+
+def control(
+    owner: type, name: str, value: Any = None, choices: Sequence[str] = ()
+) -> gr.components.Component:
+    """A slider, a box for a wide range, or a choice, made from a setting's declaration.
+
+    `choices` are for a text whose declaration leaves them open.
+    """
+    item = next(f for f in fields(owner) if f.name == name)
+    meta = item.metadata
+    value = item.default if value is None and item.default is not MISSING else value
+    words = {"label": meta["label"], "info": meta["help"], "value": value}
+    if "choices" in meta:
+        return gr.Radio(list(meta["choices"] or choices), **words)
+    if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
+        # No minimum: it would refuse what is only half typed, in words that are not ours.
+        return gr.Number(**words, precision=0)
+    return gr.Slider(meta["low"], meta["high"], step=meta["step"], **words)
+
+
+def build(session: Session) -> Controls:
+    """Three groups: what the model is told, how it samples, how it is accelerated."""
+    with gr.Row(elem_classes="cards"):
+        with gr.Column(elem_classes="card"):
+            gr.HTML("<h3>Instructions</h3>")
+            system = gr.Textbox(
+                label="System prompt",
+                info="Sent before the conversation; empty for none.",
+                lines=4,
+                max_lines=12,
+            )
+            controls = Controls(system)
+            parts = controls.parts
+            length = min(DEFAULT_TOKENS, session.info.context_length or DEFAULT_TOKENS)
+            parts["max_tokens"] = control(Generation, "max_tokens", length)
+            parts["stop"] = gr.Textbox(
+                label="Stop strings", info="One per line; the answer ends before them.", lines=2
+            )
+        with gr.Column(elem_classes="card"):
+            gr.HTML("<h3>Sampling</h3>")
+            with gr.Row(elem_classes="presets"):
+                buttons = {name: gr.Button(name, size="sm") for name in PRESETS}
+            for item in fields(Sampling):
+                if item.name == "seed":
+                    parts["fresh_seed"] = gr.Checkbox(
+                        True,
+                        label="A new seed for each answer",
+                        info="Off: the seed below, so the same question gets the same answer.",
+                    )
+                value = getattr(session.info.sampling, item.name)
+                parts[item.name] = control(Sampling, item.name, value)
+        build_acceleration(session, parts)
+    controls.presets = buttons
+    return controls
+
+
+def methods(session: Session) -> list[tuple[str, str]]:
+    """All methods to choose from, by title: the named ones and those of the loaded models."""
+    named = [(method.title, name) for name, method in METHODS.items()]
+    return [*named, *session.stacks.methods()]
+
+
+def usable(session: Session, method: str) -> bool:
+    """Whether a method that was chosen before can be followed with the models there are now."""
+    try:
+        session.stacks.check(method_named(method), session.info.sampling)
+    except StrataError:
+        return False
+    return True
+
+
+def build_acceleration(session: Session, parts: dict[str, gr.components.Component]) -> None:
+    """What drafts, how much, and when a draft is kept."""
+    with gr.Column(elem_classes="card"):
+        gr.HTML(
+            "<h3>Acceleration</h3><p>None of these can change a word of the answer; the last one "
+            "may, if you let it.</p>"
+        )
+        parts["method"] = gr.Dropdown(
+            methods(session),
+            value=USUAL_METHOD,
+            label="Method",
+            info="The settings below apply to hierarchy drafting and to single tiers. Draft models "
+            "are loaded and profiled in the Stack tab; a plan can be typed, as hsd:small@8/mid@4.",
+            allow_custom_value=True,
+            elem_id="method",
+        )
+        parts["tiers"] = gr.Dropdown(
+            [(name.capitalize(), name) for name in TIERS],
+            value=list(TIERS),
+            multiselect=True,
+            label="Databases, in the order they are asked",
+        )
+        parts["policy"] = gr.Radio(
+            [(name.capitalize(), name) for name in POLICIES],
+            value=POLICIES[0],
+            label="Access",
+            info="Hierarchical stops when the draft is full; merged asks all, keeps the best.",
+        )
+        parts["harvest"] = gr.Checkbox(
+            METHODS["hd"].drafting.harvest,
+            label="Harvest",
+            info="Draft also what else the target thought of, from its logits.",
+        )
+        parts["budget"] = gr.Radio(
+            [(name.capitalize(), name) for name in BUDGETS],
+            value=BUDGETS[0],
+            label="Budget",
+            info="Adaptive drafts what pays, by measured costs; fixed fills the tree.",
+        )
+        parts["nodes"] = control(Drafting, "nodes")
+        parts["threshold"] = control(Drafting, "threshold")
+        parts["rule"] = gr.Radio(
+            list(VERIFICATION.items()),
+            value="match",
+            label="Drafts are kept",
+            info="Same text: a draft is kept when it is what the model says itself with this seed. "
+            "Same distribution: by rejection sampling, which keeps more drafts at temperatures "
+            "above 0; every answer is as likely as without drafts, but a seed gives another text.",
+        )
+
+
+def wire(
+    session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState
+) -> tuple[Any, ...]:
+    """Keep changed settings with the conversation that is open. Returns the event that does so."""
+
+    def keep(
+        request: gr.Request, conversation: str | None, memory: dict[str, Any], *values: Any
+    ) -> None:
+        owner = owner_of(session, memory, request)
+        with told():
+            system, preferences = controls.read(values)
+            if conversation:
+                store = session.conversations(owner)
+                store.set_system_prompt(conversation, system)
+                store.set_settings(conversation, preferences.mapping())
+
+    inputs = [current, memory, *controls.inputs]
+    edits = [part.input for part in controls.inputs]  # type: ignore[attr-defined]
+    gr.on(edits, keep, inputs, None, trigger_mode="always_last", **AT_ONCE)
+    for name, button in controls.presets.items():
+        preset = PRESETS[name]
+        button.click(
+            lambda preset=preset: list(preset.values()),
+            outputs=[controls.parts[key] for key in preset],
+            **AT_ONCE,
+        ).then(keep, inputs, None, **AT_ONCE)
+    return keep, inputs, None

@@ -1,0 +1,45 @@
+"""How events are wired: whose they are, which queue they wait in, how errors are told.
+
+No event waits for another: who uses the model waits in a queue of our own (app/service/runs.py),
+which knows whose turn it is and can be left. No event is an API endpoint for other programs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.service.session import Session
+from engine.errors import StrataError
+
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+"""An event that shows no spinner."""
+AT_ONCE: dict[str, Any] = {**QUIET, "concurrency_limit": None}
+"""An event that waits for no other. (Without any queue it could not show notices.)"""
+
+
+def owner_of(session: Session, memory: dict[str, Any] | None, request: gr.Request) -> str:
+    """The owner behind an event. `memory` is what the browser remembers."""
+    return session.owner(request.username, (memory or {}).get("browser"))
+
+
+def warn(message: str) -> None:
+    """A notice in the corner; whatever it quotes is inert."""
+    gr.Warning(escape(message))
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turn an error of ours into a notice; the block's remaining work is skipped."""
+    try:
+        yield
+    except StrataError as error:
+        warn(str(error))
+
+
+def pass_on(session: Session, owner: str) -> None:
+    """Show what went wrong aside from the answer itself."""
+    for notice in session.take_notices(owner):
+        warn(notice)

@@ -1,0 +1,259 @@
+"""Does drafting pay? One estimate, one back-off, one probe, for databases and draft models alike.
+
+Either way to draft has a balance, in plain steps: what its steps saved of late, by the cost curve.
+Look-ups, forwards of draft models and learning are charged to it. A way whose balance is negative
+backs off: it is left out for some steps, each time for twice as many, and may then lose one plain
+step more. Once its balance is full, back-offs are short again. A bounded balance, and no average:
+so a gain of a few per cent that comes in bursts is left alone, and what a try can lose is bounded.
+
+What was not used for long is probed: a way that backs off, so seldom that its probes cost two
+hundredths of the time; databases by their near ones, which are as good as free to look into. A
+probe that saves something ends the back-off, so text that was there before is drafted soon. A step
+without drafts is probed as well, and so the time of plain decoding is always known.
+
+Invariant: this decides what is drafted, and what is learned when, never what is said.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from engine.drafting.base import Drafter
+from engine.drafting.budget import Budget
+from engine.drafting.costs import CostCurve, Gain
+from engine.settings import Drafting
+from engine.types import DATABASES, DRAFT, STACK, Step
+
+FULL, TRIAL = 6.0, 1.0
+"""The balance at most, and after a back-off."""
+SHORTEST, LONGEST = 16, 512
+"""Steps of a back-off: the first, and the last after doubling again and again."""
+PROBE = 32
+"""Steps at least between two probes of a way to draft."""
+FIRST = 2
+"""The step of an answer that probes near databases anyway: there are some words to go by."""
+PLAIN, DRAFTED = 96, 128
+"""Steps with drafts after which one without is due, and the other way round."""
+SLIGHT, PROBED = 0.01, 0.02
+"""The shares of a back-off that learning may take, and its probes."""
+HEARD = 32
+"""Tokens whose time to learn counts as much as what was known of it before."""
+SEEN = 0.1
+"""How far a plain step moves what the run knows of plain steps."""
+
+
+class DraftController:
+    """Gives every step of a run its budget and its drafters, and learns from what came of it.
+
+    What it learns is kept with the costs, and so from answer to answer. Without a cost curve, or
+    with a fixed budget, all drafters draft in all steps.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        drafting: Drafting,
+        vocabulary: int,
+        costs: CostCurve | None,
+    ) -> None:
+        self.drafters, self.drafting, self.vocabulary = drafters, drafting, vocabulary
+        self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
+        self.ways = {way(drafter) for drafter in drafters}
+        self.gains = self.costs.gate.gains if self.costs is not None else {}
+        self.pace = PlainPace(self.costs)
+        self.steps = 0
+        self.asked: set[str] = set()
+        self.resting = self.waited = False
+
+    def plan(self, depth: int) -> tuple[Budget, Sequence[Drafter]]:
+        """The budget of the next step, whose tree may be `depth` levels deep, and who may use it.
+
+        Nobody drafts without room: in a step that is to be plain, or where all ways back off.
+        """
+        resting = {name for name in self.ways if self.backing_off(name)}
+        self.waited, self.resting = self.resting, bool(self.ways) and resting == self.ways
+        asked = {name for name in self.ways if name not in resting or self.probes(name)}
+        plain = self.costs is not None and self.costs.gate.plain >= PLAIN
+        room = depth if asked and not plain else 0
+        near = DATABASES in resting
+        budget = Budget(self.drafting, room, self.vocabulary, self.costs, self.due(asked), near)
+        self.steps += 1
+        self.asked = asked if budget.nodes else set()
+        return budget, [drafter for drafter in self.drafters if way(drafter) in self.asked]
+
+    def backing_off(self, name: str) -> bool:
+        """Whether a way to draft is left out now, but for probes."""
+        return name in self.gains and self.gains[name].backoff > 0
+
+    def probes(self, name: str) -> bool:
+        """Whether a way to draft was not used for so long that it is tried again."""
+        gain = self.gains[name]
+        return gain.unused >= gain.wait or (name == DATABASES and self.steps == FIRST)
+
+    def due(self, asked: set[str]) -> str:
+        """Who drafts in the next step whatever is expected of it.
+
+        Draft models that are asked are left out only where databases draft better. They must not be
+        judged for ever by how they did when they last drafted.
+        """
+        if STACK in asked and self.costs is not None and self.probes(STACK):
+            return STACK
+        return DATABASES if self.costs is not None and self.costs.gate.drafted >= DRAFTED else ""
+
+    # learning
+
+    def learns(self, budget: Budget) -> bool:
+        """Whether what was decided is learned now: before drafts, and while not all back off."""
+        return budget.nodes > 0 or not self.waited
+
+    def lesson(self, new: int) -> int:
+        """How many of `new` tokens that were not learned yet are to be learned now: the latest.
+
+        All of them, but of those that were decided in a back-off only what takes little of it.
+        """
+        if self.costs is None or not self.waited:
+            return new
+        most = new * SLIGHT * self.costs.seconds(0) / self.costs.gate.token
+        return min(new, int(most))
+
+    def learned(self, seconds: float, tokens: int) -> None:
+        """So many tokens took the databases so long to learn. In a step that drafts, that was also
+        about what the drafts were worth, and says nothing of what waits."""
+        if self.costs is None:
+            return
+        gate = self.costs.gate
+        if self.waited:
+            gate.token = heard(gate.token, seconds, tokens)
+        else:
+            gate.lesson = heard(gate.lesson, seconds, tokens)
+
+    def read(self, seconds: Mapping[str, float], tokens: int) -> None:
+        """A prompt with so many new tokens was read, which took either way so long."""
+        self.owe(seconds)
+        if self.costs is not None and tokens and DATABASES in seconds:
+            gate = self.costs.gate
+            gate.token = heard(gate.token, seconds[DATABASES], tokens)
+
+    def owe(self, seconds: Mapping[str, float]) -> None:
+        """A whole text was learned. What drafts save pays for that first."""
+        if self.costs is not None:
+            for name, spent in seconds.items():
+                self.gains[name].debt += spent / self.costs.seconds(0)
+
+    # what a step came to
+
+    def plain_seconds(
+        self, nodes: int, emitted: int, times: Mapping[str, float], refilled: float
+    ) -> float | None:
+        """What plain decoding would have taken for a step of those times (see Step); it fills a
+        cache again as well."""
+        parts = (times[f"{part}_seconds"] for part in ("verify", "sample", "other"))
+        plain = self.pace.seconds(nodes, emitted, *parts)
+        return None if plain is None else refilled + plain
+
+    def observe(self, step: Step, learning: float = 0.0) -> None:
+        """A step is over; `learning` is the part of its drafting that was no look-up."""
+        if self.costs is None:
+            return
+        nodes = sum(step.proposed.values())
+        models = [s for source, s in step.look_ups.items() if source.startswith(DRAFT)]
+        # A draft model's time is its own, it says nothing of what a node costs the databases.
+        looking = step.draft_seconds - learning - sum(models)
+        other = learning + step.sample_seconds + step.other_seconds
+        self.costs.observe(nodes, step.verify_seconds, looking, other)
+        gate = self.costs.gate
+        gate.plain = gate.plain + 1 if nodes else 0
+        gate.drafted = 0 if nodes else gate.drafted + 1
+        plain = self.costs.seconds(0)
+        databases = (looking + learning) / plain
+        took = (self.costs.seconds(nodes) + sum(models)) / plain + databases
+        emitted = len(step.tokens)
+        later = emitted * gate.lesson / plain
+        self.weigh(STACK if models else DATABASES, emitted - took, databases, later)
+
+    def weigh(self, winner: str, saved: float, databases: float, later: float) -> None:
+        """Add what a step saved, in plain steps, to the balance of the way that drafted.
+
+        `databases` is what their look-ups and learning took. Where draft models drafted, it is
+        charged to the databases, unless these back off and so learn for the draft models alone.
+        `later` is what learning the tokens of the step takes: a probe does not pay without it.
+        """
+        if winner == STACK and DATABASES in self.ways and not self.backing_off(DATABASES):
+            shares = {STACK: saved + databases, DATABASES: -databases}
+        else:
+            shares = {winner: saved}
+        for name in self.ways:
+            gain, used = self.gains[name], name in self.asked and name in (winner, DATABASES)
+            gain.unused = 0 if used else gain.unused + 1
+            if gain.backoff:
+                probe = shares.get(name, 0.0) - (later if name == DATABASES else 0.0)
+                back_off(gain, probe if used else None)
+            elif name in shares:
+                settle(gain, shares[name])
+
+
+def way(drafter: Drafter) -> str:
+    """Which way to draft a drafter is of."""
+    return STACK if drafter.name == STACK else DATABASES
+
+
+def heard(known: float, seconds: float, tokens: int) -> float:
+    """What learning a token takes, after so many took so long."""
+    return known + tokens / (tokens + HEARD) * (seconds / tokens - known)
+
+
+def settle(gain: Gain, saved: float) -> None:
+    """Add what a step saved to the balance; once that is negative, a back-off begins."""
+    paid = min(gain.debt, max(saved, 0.0))
+    gain.debt, saved = gain.debt - paid, saved - paid
+    # One hiccup of the machine must not decide.
+    gain.balance = min(gain.balance + max(saved, -1.0), FULL)
+    if gain.balance >= FULL:
+        gain.length = 0
+    elif gain.balance < 0:
+        gain.length = min(max(SHORTEST, 2 * gain.length), LONGEST)
+        gain.backoff, gain.balance, gain.debt, gain.wait = gain.length, TRIAL, 0.0, PROBE
+
+
+def back_off(gain: Gain, probe: float | None) -> None:
+    """A step of a back-off is over; a probe in it saved so much. Saving anything ends the back-off,
+    and pays for the try that follows."""
+    gain.backoff -= 1
+    if probe is None:
+        return
+    if probe > 0:
+        gain.backoff = gain.length = 0
+        gain.balance = min(TRIAL + probe, FULL)
+    gain.wait = max(PROBE, round(-probe / PROBED))
+
+
+class PlainPace:
+    """What plain decoding takes at the load of this moment, from what a step took.
+
+    The costs say how a plain forward compares with the one that was made: load slows both alike.
+    Without costs, the plain steps of the run must do. Tokens are sampled one by one either way.
+    """
+
+    def __init__(self, costs: CostCurve | None) -> None:
+        self.costs = costs
+        self.forward: float | None = None
+        self.other: float | None = None
+
+    def seconds(
+        self, nodes: int, emitted: int, verify: float, sample: float, other: float
+    ) -> float | None:
+        """Plain decoding's seconds for the tokens of a step whose parts took so long."""
+        if not nodes:
+            self.forward = moved(self.forward, verify)
+            self.other = moved(self.other, other)
+            return verify + sample + other
+        forward = self.forward
+        if self.costs is not None:
+            forward = verify * self.costs.seconds(0) / self.costs.seconds(nodes)
+        if forward is None:
+            return None
+        # What follows a plain forward moves no rows of the cache.
+        return emitted * forward + sample + (other if self.other is None else emitted * self.other)
+
+
+def moved(known: float | None, seen: float) -> float:
+    """A moving mean after one more sight."""
+    return seen if known is None else known + SEEN * (seen - known)

@@ -1,0 +1,226 @@
+"""c(n): what a target forward over n drafted nodes costs on this machine.
+
+Measured once per (model, backend, device, dtype, threads), stored, and corrected by every step
+that is decoded. All that drafting decides from it are ratios, so a machine that is busy with
+something else slows every size alike and changes little.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from engine.backends.base import Backend
+from engine.settings import Sampling
+from engine.tree import Tree
+from engine.types import DATABASES, STACK
+
+SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
+"""Nodes per measured forward. The steps are small where kernels change their way of working."""
+CACHED = 256
+"""Tokens in the cache while measuring."""
+SECONDS = 2.0
+PACE = 0.15
+"""How far an observation moves the estimates of all sizes: what slows one down has most likely
+slowed down all. How much further it moves that of its own size depends on what is known of it."""
+GAIN = 0.05
+"""How far it moves what drafting and the rest of a step take."""
+DRIFT = 4e-4
+"""How much less is known of a size after every step in which it was not observed, in variances of
+an observation. A size that is seen in each step is so moved by DRIFT ** 0.5 of what surprises."""
+DOUBT = 0.1
+"""The same for a size as measured: with little in the cache, and without drafting in between."""
+FEWEST = 2
+SLOW = 0.2
+SLOW_SIZES = (0, 1, 3, 7, 15, 31)
+"""Where a forward takes longer than SLOW seconds, so few sizes are timed, once."""
+SURPRISE = 1.5
+"""Observations count as at most so many times what was expected: a machine hiccups."""
+REFRESH = 32
+LARGEST = 128
+"""No tree is larger: costs are tabulated up to here."""
+TOKEN = 3e-6
+"""Seconds to learn a token, until it was measured."""
+
+
+@dataclass(slots=True)
+class Gain:
+    """What one way to draft saved of late, in plain steps, and its back-off.
+
+    `balance` is the moving estimate; what is saved pays `debt`, for reading and keeping whole
+    texts, before it counts. The way is left out for the next `backoff` steps; `length` is what that
+    was in the beginning. It was not used for `unused` steps; once these are `wait`, it is probed.
+    """
+
+    balance: float = 3.0
+    debt: float = 0.0
+    backoff: int = 0
+    length: int = 0
+    unused: int = 0
+    wait: int = 32
+
+
+@dataclass(slots=True)
+class Gate:
+    """Whether drafting pays, as far as known: plain data for engine/drafting/controller.py.
+
+    `plain` and `drafted` count the steps since the last one without drafts and with some. The
+    databases need `token` seconds to learn a token, and `lesson` where they drafted before: then
+    they learn what the drafts were worth, too.
+    """
+
+    gains: dict[str, Gain] = field(default_factory=lambda: {DATABASES: Gain(), STACK: Gain()})
+    plain: int = 0
+    drafted: int = 0
+    token: float = TOKEN
+    lesson: float = TOKEN
+
+
+class CostCurve:
+    """Seconds per forward, and per drafted node, as estimated now.
+
+    `points` maps numbers of nodes to seconds of a forward. A size between two of them counts as the
+    larger one: kernels work in blocks of rows, and odd numbers of rows can cost more than the next
+    round one. Beyond the last one the curve goes on as it rose before.
+    """
+
+    def __init__(self, points: Mapping[int, float], node: float = 0.0, other: float = 0.0) -> None:
+        usable = all(0 < seconds < inf for seconds in points.values())
+        if len(points) < 2 or min(points) != 0 or not usable:
+            raise ValueError(f"a cost curve needs positive times for 0 and more nodes: {points}")
+        self.sizes = sorted(points)
+        self.values = [points[size] for size in self.sizes]
+        self.node, self.other = node, other
+        self.doubts = [DOUBT] * len(self.sizes)
+        self.fresh = 0
+        self.gate = Gate()
+        self.table: list[float] = []
+        """Seconds of a whole step over n nodes: forward, drafting, everything else."""
+        self.slopes: list[float] = []
+        """The least relative cost of a further node: see `refresh`."""
+        self.cheapest = 0.0
+        self.entry = 0.0
+        """The least path probability that can ever pay."""
+        self.refresh()
+
+    @property
+    def points(self) -> dict[int, float]:
+        """The seconds of a forward at the measured sizes, corrected by what was observed."""
+        return dict(zip(self.sizes, self.values, strict=True))
+
+    def seconds(self, nodes: int) -> float:
+        """c(n): the seconds of a forward over `nodes` nodes and the root."""
+        at = bisect_left(self.sizes, nodes)
+        if at < len(self.sizes):
+            return self.values[at]
+        rise = (self.values[-1] - self.values[-2]) / (self.sizes[-1] - self.sizes[-2])
+        return self.values[-1] + max(0.0, rise) * (nodes - self.sizes[-1])
+
+    def refresh(self) -> None:
+        """Tabulate the step times and what growing on costs at best.
+
+        `slopes[n]` is the smallest relative cost per further node over all larger trees: a jump
+        of the curve just ahead must not hide that a few nodes more are free.
+        """
+        self.table = [
+            self.seconds(nodes) + self.other + nodes * self.node for nodes in range(LARGEST + 1)
+        ]
+        marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
+        table, nodes, ends = np.array(self.table), np.arange(LARGEST), np.array([*marks, LARGEST])
+        here, gaps = table[:-1], ends - nodes[:, None]
+        rises = (table[ends] - here[:, None]) / np.maximum(gaps, 1)
+        rise = np.minimum(np.where(gaps > 0, rises, inf).min(axis=1), np.diff(table))
+        slopes = np.maximum(rise, 0.0) / here
+        self.slopes = slopes.tolist()
+        self.cheapest = min(self.slopes)
+        # The node that makes n of n + 1 is the least likely of them, so E is 1 + n p at least.
+        paying = nodes * slopes < 1
+        self.entry = float((slopes[paying] / (1 - nodes[paying] * slopes[paying])).min())
+        self.slopes.append(inf)
+
+    def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+        """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""
+        at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
+        ratio = min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
+        common = ratio**PACE
+        # The rarer a size is seen, the more each sight of it says: the gain of a Kalman filter.
+        own = self.doubts[at] / (self.doubts[at] + 1)
+        self.doubts[at] = own
+        self.doubts = [doubt + DRIFT for doubt in self.doubts]
+        self.values = [value * common for value in self.values]
+        self.values[at] *= ratio**own
+        # The first look-up is paid whether or not anything is drafted.
+        self.node += GAIN * (draft / (nodes + 1) - self.node)
+        self.other += GAIN * (draft / (nodes + 1) + other - self.other)
+        self.fresh += 1
+        if self.fresh >= REFRESH:
+            self.fresh = 0
+            self.refresh()
+
+    def copy(self) -> "CostCurve":
+        """All that is known, apart: what the copy goes on to learn changes nothing here."""
+        return deepcopy(self)
+
+
+def measure_costs(
+    backend: Backend,
+    sizes: Sequence[int] = SIZES,
+    seconds: float = SECONDS,
+    progress: Callable[[float], None] = lambda share: None,
+) -> CostCurve:
+    """Time forwards over trees of the given sizes, in rounds, for about `seconds` seconds.
+
+    Every round times every size, once it has run it untimed: what a size needs in the processor's
+    caches is there when it is used again and again. The median of the rounds counts. A slow model
+    is timed once, at fewer sizes: what it does is corrected by its first answers anyway.
+    """
+    length = min(CACHED, backend.info.context_length // 2)
+    vocabulary = backend.info.vocabulary_size
+    prompt = [(7 + 13 * at) % vocabulary for at in range(length)]
+    start = perf_counter()
+    forward_seconds(backend, prompt, 0)
+    slow = forward_seconds(backend, prompt, 0) > SLOW
+    times: dict[int, list[float]] = {
+        size: []
+        for size in (SLOW_SIZES if slow else sizes)
+        if length + size < backend.info.context_length
+    }
+    for round_ in count():
+        for number, (size, found) in enumerate(times.items(), start=1):
+            if not slow:
+                forward_seconds(backend, prompt, size)
+            found.append(forward_seconds(backend, prompt, size))
+            rounds, spent = (1, 0.0) if slow else (FEWEST, perf_counter() - start)
+            progress(
+                min(1.0, max((round_ + number / len(times)) / rounds, spent / max(seconds, 1e-9)))
+            )
+        if slow or (round_ + 1 >= FEWEST and perf_counter() - start >= seconds):
+            break
+    return CostCurve({size: median(found) for size, found in times.items()})
+
+
+def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> float:
+    """The seconds of one forward over `nodes` nodes behind the prompt."""
+    backend.prefill(prompt, lambda: False)
+    tree = comb(prompt[-1], nodes, backend.info.vocabulary_size)
+    clock = perf_counter()
+    backend.score(tree, Sampling(temperature=0.0))
+    spent = perf_counter() - clock
+    backend.accept(())
+    return spent
+
+
+def comb(root: int, nodes: int, vocabulary: int) -> Tree:
+    """A tree of the usual form: a chain from the root with short branches beside it."""
+    tree, row = Tree(root), 0
+    for number in range(nodes):
+        added = tree.add(row, (root + 1 + number) % vocabulary, "")
+        if number % 2 == 0:
+            row = added
+    return tree

@@ -1,0 +1,194 @@
+"""Hierarchy drafting: one draft tree from all databases, grown best first while it pays.
+
+To expand a node, every tier is asked what followed the last tokens on the way to it; the longest
+match speaks first and, among equal lengths, the tier of the highest locality. Each piece of
+evidence takes the share of the probability that its trust allows (engine/drafting/calibration.py)
+and leaves the rest to the next. Candidates of all tiers are so on one scale, and the likeliest node
+of the whole tree is always the next to be added.
+
+"merged" access grows from all tiers at once. "hierarchical" access, the paper's, grows from the
+highest tier as long as it pays and asks the next tier for what room is left.
+"""
+
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from operator import itemgetter
+from time import perf_counter
+
+from engine.drafting.base import Likely, Tier
+from engine.drafting.budget import Budget
+from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, Rate, Trusts
+from engine.tree import Tree
+from engine.types import Work
+
+NEGLIGIBLE = 0.02
+"""Once so little probability is left, shorter matches are not listened to."""
+SLIGHT = 0.3
+"""The part of the smallest useful probability below which a contribution is not added up."""
+
+
+Bet = tuple[float, int, float, Trusts, Rate]
+"""Estimated probability after the rate is applied, token, probability before, evidence, rate."""
+
+
+class Hierarchy:
+    """Drafts from tiers in their order, highest locality first."""
+
+    name = "databases"
+
+    def __init__(
+        self, tiers: Sequence[Tier], calibration: Calibration, policy: str = "merged"
+    ) -> None:
+        self.tiers, self.calibration = tiers, calibration
+        self.sources = {tier.name: tier.source for tier in tiers}
+        self.spent = dict.fromkeys(self.sources.values(), 0.0)
+        self.tree = Tree(0)
+        self.bets: list[Bet] = []
+        self.first = 1
+        self.grown: int | None = None
+        """How many tokens were decided when the tree was grown that is to be learned from."""
+        self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
+        """What was found in this step: drafting asks first, learning asks again."""
+        self.near = tiers[:-1] or tiers
+        """All but the farthest, whose look-ups take the longest."""
+        self.groups: list[Sequence[Tier]] = [tiers]
+        if policy == "hierarchical":
+            # What was harvested belongs to the context tier, though it has its own trust.
+            self.groups = [
+                [tier for tier in tiers if tier.source == source]
+                for source in dict.fromkeys(self.sources.values())
+            ]
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Grow the tree; returns the time that each tier spent on look-ups."""
+        self.spent = dict.fromkeys(self.sources.values(), 0.0)
+        suffix = tuple(tokens[-LONGEST:])
+        before = len(tree)
+        self.tree, self.bets, self.first = tree, [], before + 1
+        # A glance teaches nothing: what it would learn from takes the look-ups that it spares.
+        self.grown = None if budget.near else len(tokens)
+        if budget.nodes:
+            for group in [self.near] if budget.near else self.groups:
+                self.grow_from(group, tree, suffix, budget)
+        tree.cut(max(before, budget.best))
+        del self.bets[len(tree) - before :]
+        return {source: Work(seconds) for source, seconds in self.spent.items()}
+
+    def grow_from(
+        self, tiers: Sequence[Tier], tree: Tree, suffix: tuple[int, ...], budget: Budget
+    ) -> None:
+        """Add the likeliest nodes that `tiers` know of until no further one pays."""
+        # (-probability, number, parent row, bet, suffix and depth of the parent)
+        heap: list[tuple[float, int, int, Bet, tuple[int, ...], int]] = []
+        number, row, probability, depth = 0, 0, 1.0, 0
+        # No node is likelier than the one added last: once that would not pay again, none does.
+        while budget.pays(len(tree), probability):
+            if depth < budget.depth:
+                for bet in self.expand(tiers, suffix, budget.floor / probability):
+                    if bet[1] < budget.vocabulary:
+                        number += 1
+                        heappush(heap, (-bet[0] * probability, number, row, bet, suffix, depth))
+            if not heap or not budget.pays(len(tree), -heap[0][0]):
+                return
+            negative, _, parent, bet, suffix, depth = heappop(heap)
+            probability, token, trusts = -negative, bet[1], bet[3]
+            known = len(tree)
+            row = tree.add(parent, token, self.sources[trusts.tier], trusts.match_length)
+            if len(tree) > known:
+                budget.added(len(tree), probability)
+                self.bets.append(bet)
+            suffix = (*suffix[1 - LONGEST :], token)
+            depth += 1
+
+    def expand(self, tiers: Sequence[Tier], suffix: tuple[int, ...], floor: float) -> list[Bet]:
+        """Estimated probabilities of next tokens that reach `floor`, each with its first evidence.
+
+        Contributions of less than a part of `floor` are left out: they cannot lift a token to it.
+        """
+        found: dict[int, float] = {}
+        origin: dict[int, Trusts] = {}
+        left, least = 1.0, floor * SLIGHT
+        for trusts, followers in self.chain(tiers, suffix):
+            said = left * trusts.values[followers.strength]
+            scale = said / followers.total
+            for token, count in followers.order or followers.ranked():
+                share = scale * count
+                if share < least:
+                    break
+                if token in found:
+                    found[token] += share
+                else:
+                    found[token] = share
+                    origin[token] = trusts
+            left -= said
+            if left < least or left < NEGLIGIBLE:
+                break
+        bets: list[Bet] = []
+        for token, share in sorted(found.items(), key=itemgetter(1), reverse=True):
+            trusts = origin[token]
+            rate = trusts.rates[min(len(bets), RANKS - 1)]
+            # Scaling halves what is left to certainty at most.
+            scaled = min(share * rate.factor, (1.0 + share) / 2)
+            if scaled < floor:
+                break
+            bets.append((scaled, token, share, trusts, rate))
+        return bets
+
+    def chain(self, tiers: Sequence[Tier], suffix: tuple[int, ...]) -> list[Evidence]:
+        """All evidence on what follows `suffix`, in the order in which it is listened to."""
+        known = self.chains.get((id(tiers), suffix))
+        if known is not None:
+            return known
+        found = []
+        for tier in tiers:
+            clock = perf_counter()
+            matches = tier.matches(suffix)
+            self.spent[tier.source] += perf_counter() - clock
+            if matches:
+                found.append((len(matches), self.calibration.trusts[tier.name], matches))
+        longest = max((length for length, _, _ in found), default=0)
+        chain = self.chains[id(tiers), suffix] = [
+            (trusts[at], matches[at])
+            for at in range(longest - 1, -1, -1)
+            for length, trusts, matches in found
+            if at < length
+            # A shorter match at the same places says nothing that the longer one did not.
+            and (at + 1 == length or matches[at].total > matches[at + 1].total)
+        ]
+        return chain
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Learn which evidence the decided tokens bore out, then let the tiers learn them."""
+        start = len(tokens) - new
+        if self.grown == start:
+            self.settle(tokens[start:])
+            self.bets = []  # the next step may go by without a draft from here
+            for at in range(start, len(tokens)):
+                suffix = tuple(tokens[max(0, at - LONGEST) : at])
+                for group in self.groups:
+                    self.calibration.learn(self.chain(group, suffix), tokens[at])
+        self.grown = None
+        self.chains.clear()  # what the tiers learn now changes their answers
+        for tier in self.tiers:
+            tier.observe(tokens, new, likely)
+
+    def settle(self, emitted: Sequence[int]) -> None:
+        """Count the drafted nodes whose parents were visited, and whether they were accepted."""
+        row: int | None = 0
+        for token in emitted:
+            if row is None:
+                return
+            children = self.tree.children[row]
+            for drafted, child in children.items():
+                at = child - self.first
+                if 0 <= at < len(self.bets):
+                    _, bet, share, trusts, rate = self.bets[at]
+                    # A drafter behind this one may have put its own draft in the place of ours.
+                    if bet == drafted and self.tree.sources[child] == self.sources[trusts.tier]:
+                        rate.learn(share, float(drafted == token))
+            row = children.get(token)
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Let the tiers keep the answer."""
+        for tier in self.tiers:
+            tier.finish(tokens, new)

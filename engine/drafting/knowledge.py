@@ -1,0 +1,189 @@
+"""What drafting knows, in memory: open conversations and what the model said to each owner.
+
+Everything here is a copy. What is learned travels to whoever asked as values (engine/engine.py), is
+stored there, and comes back when it is needed again. So the least recently used can go whenever all
+of it together takes more than one limit allows. All of that happens on the model's thread alone,
+before and after an answer: nothing that a run uses goes. Other threads only say what to forget,
+which goes before anything is drafted from it again.
+
+Drafts can never change an answer, and a faulty source of drafts must not end one either: `Guarded`
+silences a source that fails.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from engine.drafting.base import Drafter, Likely, NgramTable
+from engine.drafting.budget import Budget
+from engine.drafting.calibration import SIZE, Calibration
+from engine.drafting.model import ModelTier
+from engine.methods import Databases
+from engine.tree import Tree
+from engine.types import Work
+
+LIMIT = 512 << 20
+"""Bytes for open conversations, pasts and remembered look-ups in the statistics together. What the
+answer under way uses stays even where that alone is more: a log at its cap takes up to 140 MB.
+Beside it, what is shared by all is bounded where it is kept: noise by 32 MB (engine/sampling.py),
+followers of keys seen once by 32 MB (engine/types.py)."""
+MOST_OPEN = 16
+"""Conversations that are open at once; the others are made from what was stored when needed."""
+TOKEN = 40
+"""Bytes per token of what the cache may know, as measured."""
+USES = count()
+"""The order in which things are used."""
+
+
+@dataclass(slots=True)
+class Past:
+    """What the model said to one owner, and how far evidence can be trusted there."""
+
+    tier: ModelTier
+    calibration: Calibration
+    used: int = field(default_factory=lambda: next(USES))
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory."""
+        return self.tier.bytes + SIZE
+
+
+@dataclass(slots=True)
+class Room:
+    """One open conversation: what drafts for it, and `tokens`, those of its last turn."""
+
+    databases: Databases
+    tokens: list[int] = field(default_factory=list)
+    used: int = field(default_factory=lambda: next(USES))
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory, beside the owner's past."""
+        return self.databases.bytes + TOKEN * len(self.tokens)
+
+
+class Knowledge:
+    """The open conversations and the pasts of all owners with one model, within `limit` bytes."""
+
+    def __init__(self, statistics: NgramTable | None = None, limit: int = LIMIT) -> None:
+        self.statistics, self.limit = statistics, limit
+        self.rooms: OrderedDict[tuple[str, str], Room] = OrderedDict()
+        self.pasts: dict[str, Past] = {}
+        self.unwanted: deque[tuple[str, str | None, bool]] = deque()
+        """What any thread asked to forget: an owner, a conversation or all, and the past as well.
+        """
+
+    def past(self, owner: str, recall: Callable[[], Past]) -> Past:
+        """The owner's past; `recall` makes it from what was stored."""
+        if owner not in self.pasts:
+            self.pasts[owner] = recall()
+        self.pasts[owner].used = next(USES)
+        return self.pasts[owner]
+
+    def room(self, owner: str, conversation: str, recall: Callable[[], Room]) -> Room:
+        """The open conversation; `recall` makes it from what was stored."""
+        key = owner, conversation
+        if key not in self.rooms:
+            self.rooms[key] = recall()
+            while len(self.rooms) > MOST_OPEN:
+                self.rooms.popitem(last=False)
+        self.rooms.move_to_end(key)
+        self.rooms[key].used = next(USES)
+        return self.rooms[key]
+
+    def close(self, owner: str, conversation: str | None = None) -> None:
+        """Forget one conversation, or all of an owner's."""
+        for key in list(self.rooms):
+            if key[0] == owner and conversation in (None, key[1]):
+                del self.rooms[key]
+
+    def forget(self, owner: str) -> None:
+        """Forget what the model said to an owner, and the conversations that draft from it."""
+        self.close(owner)
+        self.pasts.pop(owner, None)
+
+    def sweep(self) -> None:
+        """Forget what other threads asked for."""
+        while self.unwanted:
+            owner, conversation, past = self.unwanted.popleft()
+            if past:
+                self.forget(owner)
+            else:
+                self.close(owner, conversation)
+
+    @property
+    def bytes(self) -> int:
+        """About the bytes that are taken now."""
+        rooms = sum(room.bytes for room in self.rooms.values())
+        pasts = sum(past.bytes for past in self.pasts.values())
+        return rooms + pasts + int(getattr(self.statistics, "cached_bytes", 0))
+
+    def fit(self, owner: str) -> None:
+        """Drop what was used longest ago until the rest fits.
+
+        The owner's past stays, and the conversation entered last. A past that goes takes all rooms
+        along that draft from it.
+        """
+        entered = sorted((room.used, *key) for key, room in self.rooms.items())
+        ages = [*entered[:-1], *((past.used, who, None) for who, past in self.pasts.items())]
+        for _, who, what in sorted(ages, key=lambda age: age[0]):
+            if self.bytes <= self.limit:
+                return
+            if what is not None:
+                self.close(who, what)
+            elif who != owner:
+                self.forget(who)
+
+
+class Guarded:
+    """A drafter whose faults cost speed only; it may replace what others drafted before it."""
+
+    def __init__(self, drafter: Drafter, report: Callable[[str], None]) -> None:
+        self.drafter, self.report = drafter, report
+        self.name = drafter.name
+        self.silent = False
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Let the drafter grow the tree; what a faulty one added is taken back."""
+        if self.silent:
+            return {}
+        before = list(tree.tokens)
+        try:
+            look_ups = self.drafter.grow(tree, tokens, budget)
+            drafted = tree.tokens[1:]
+            if drafted and not 0 <= min(drafted) <= max(drafted) < budget.vocabulary:
+                raise ValueError("it drafted a token that the model does not have")
+            return look_ups
+        except Exception as error:
+            # Whatever a damaged source raises, the target can go on without it.
+            kept = tree.tokens[: len(before)] == before
+            tree.cut(len(before) - 1 if kept else 0)
+            self.fail(error)
+            return {}
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Let the drafter learn."""
+        self.guard(lambda: self.drafter.observe(tokens, new, likely))
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Let the drafter keep the answer."""
+        self.guard(lambda: self.drafter.finish(tokens, new))
+
+    def guard(self, learn: Callable[[], None]) -> None:
+        """Let the source learn unless it is silent."""
+        try:
+            if not self.silent:
+                learn()
+        except Exception as error:
+            # As above: not learning costs speed, losing the answer would cost the answer.
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Silence the source and say so once."""
+        self.silent = True
+        self.report(
+            f"Drafting from the {self.name} failed ({error}) and was switched off for this "
+            "answer. The text is not affected."
+        )

@@ -1,0 +1,199 @@
+"""Opening a GGUF file with llama.cpp: its parameters, and its words when it does not work.
+
+Shared by the loader and by the probe, which tries the same in a process of its own first.
+"""
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from engine.drafting.costs import LARGEST
+from engine.settings import Runtime
+
+TREE_ROWS = 2 * LARGEST
+"""Rows of one forward: the largest tree, its root, and what a draft model has yet to read."""
+LEAVES = LARGEST
+"""Branches of a tree, each a sequence of the cache. The library has room for 256."""
+WARNING, ERROR = 3, 4
+NUMBERS = {
+    "f32": llama_cpp.GGML_TYPE_F32,
+    "f16": llama_cpp.GGML_TYPE_F16,
+    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
+    "q4_0": llama_cpp.GGML_TYPE_Q4_0,
+}
+ATTENTION = {
+    "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+EXACT = ("f32", "f16")
+"""Numbers of the cache that attention can read without flash attention."""
+EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
+
+said: list[tuple[int, str]] = []
+"""What the library said since `said` was last cleared: level and text."""
+
+
+def listen(level: int, text: bytes, _: Any) -> None:
+    """Called by the library for every line that it logs."""
+    said.append((level, text.decode("utf-8", "replace")))
+
+
+LISTENER = llama_cpp.llama_log_callback(listen)
+"""Must stay referenced, or the process ends."""
+llama_cpp.llama_log_set(LISTENER, ctypes.c_void_p(0))
+llama_cpp.llama_backend_init()
+
+
+class Unusable(Exception):
+    """The library refuses a file; the text is why."""
+
+
+def opened(path: Path, runtime: Runtime, fast: bool, weights: bool = True) -> tuple[Any, Any]:
+    """The library's model and context for a file. Raises Unusable.
+
+    `fast` lets the library rearrange weights for this processor; engine/backends/fast_path.py knows
+    whether that is safe. Without `weights` nothing is read but the header, and nothing is
+    allocated: what is logged tells what would be.
+    """
+    said.clear()
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.n_gpu_layers = runtime.gpu_layers
+    parameters.use_extra_bufts = fast
+    if not weights:
+        parameters.no_alloc = True
+        parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
+    if not model:
+        raise Unusable(complaint() or "llama.cpp does not say why")
+    if problem := unfit(model):
+        llama_cpp.llama_model_free(model)
+        raise Unusable(problem)
+    context = llama_cpp.llama_init_from_model(model, context_parameters(model, runtime))
+    if not context:
+        llama_cpp.llama_model_free(model)
+        raise Unusable(complaint() or "llama.cpp does not say why")
+    if not llama_cpp.llama_get_memory(context):
+        llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(model)
+        raise Unusable("it keeps no cache, so it cannot chat")
+    return model, context
+
+
+def unfit(model: Any) -> str:
+    """Why an opened model cannot chat, "" where it can."""
+    own = f"{metadata(model, 'general.architecture')}.attention."
+    ahead = metadata(model, f"{own}causal") == "false"
+    encodes = llama_cpp.llama_model_has_encoder(model)
+    if ahead or encodes or not llama_cpp.llama_model_has_decoder(model):
+        return "it is no model that writes text from left to right"
+    kind = llama_cpp.llama_vocab_type(llama_cpp.llama_model_get_vocab(model))
+    if kind == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        return "it has no vocabulary"
+    for name in EPSILONS:
+        value = metadata(model, own + name)
+        # With others the library would end the process, at the first forward only.
+        with suppress(ValueError):
+            if not float(value) >= 0:
+                return f"{own}{name} is {value}, not a number from 0"
+    return ""
+
+
+def numbers_of(runtime: Runtime) -> tuple[str, str]:
+    """The type of the cache's numbers and the use of flash attention, "auto" resolved where it is
+    ours to say."""
+    kind, attention = runtime.cache_type, runtime.flash_attention
+    if offloads(runtime):
+        return "f16" if kind == "auto" else kind, attention
+    # On the processor flash attention rounds to float16, and so differently for a token alone
+    # than for the same one in a tree; and it is slower over a tree. See docs/log.md.
+    kind = "f32" if kind == "auto" else kind
+    return kind, "off" if attention == "auto" and kind in EXACT else attention
+
+
+def exact(runtime: Runtime) -> bool:
+    """Whether all but the weights is computed in float32."""
+    return not offloads(runtime) and numbers_of(runtime) == ("f32", "off")
+
+
+def context_parameters(model: Any, runtime: Runtime) -> Any:
+    """The context that trees need: one cache for all sequences, which can always roll back."""
+    length = context_length(model, runtime)
+    kind, attention = numbers_of(runtime)
+    parameters = llama_cpp.llama_context_default_params()
+    # Behind the context there is room for the largest tree.
+    parameters.n_ctx = length + TREE_ROWS
+    parameters.n_batch = parameters.n_ubatch = max(runtime.batch_size, TREE_ROWS)
+    # A model that keeps a state keeps one per sequence, and has no use for branches.
+    parameters.n_seq_max = 1 if rollback_problem(model) else LEAVES
+    parameters.n_outputs_max = TREE_ROWS
+    parameters.kv_unified = True
+    parameters.swa_full = True
+    parameters.n_threads = parameters.n_threads_batch = threads_of(runtime)
+    parameters.flash_attn_type = ATTENTION[attention]
+    parameters.type_k = parameters.type_v = NUMBERS[kind]
+    return parameters
+
+
+def rollback_problem(model: Any) -> str:
+    """Why a model's cache cannot drop rejected drafts, "" where it can."""
+    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+        return "its layers keep a state that cannot be rolled back"
+    turning = {
+        llama_cpp.LLAMA_ROPE_TYPE_MROPE,
+        llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
+        llama_cpp.LLAMA_ROPE_TYPE_VISION,
+    }
+    if llama_cpp.llama_model_rope_type(model) in turning:
+        return "its positions have several parts, which llama.cpp cannot roll back"
+    return ""
+
+
+def offloads(runtime: Runtime) -> bool:
+    """Whether a GPU computes some of the layers."""
+    return runtime.gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
+
+
+def context_length(model: Any, runtime: Runtime) -> int:
+    """Tokens of a conversation: what the model was trained for, at most what is asked for."""
+    trained = llama_cpp.llama_model_n_ctx_train(model)
+    return min(trained, runtime.context_length) if trained > 0 else runtime.context_length
+
+
+def threads_of(runtime: Runtime) -> int:
+    """Threads that compute: as asked for, else one per physical core, as the library guesses."""
+    return runtime.threads or max(1, (os.cpu_count() or 2) // 2)
+
+
+def weights_type(model: Any) -> str:
+    """How most of the weights are stored: "F32", "Q4_K_M", ..."""
+    # The library guesses where the file does not say.
+    wanted = llama_cpp.llama_model_ftype(model) & ~llama_cpp.LLAMA_FTYPE_GUESSED
+    for name, value in vars(llama_cpp).items():
+        if name.startswith("LLAMA_FTYPE_") and value == wanted:
+            return name.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
+    return "mixed"
+
+
+def complaint() -> str:
+    """The library's first word about what is wrong: the cause, what follows is its consequence."""
+    for wanted in (ERROR, WARNING):
+        for level, text in said:
+            if level == wanted and text.strip():
+                return text.partition(": ")[2].strip().rstrip(".") or text.strip()
+    return ""
+
+
+def metadata(model: Any, key: str) -> str:
+    """A value of the file's header as text, "" where it has none."""
+    size = 256
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, size)
+        if length < size:
+            return buffer.value.decode("utf-8", "replace") if length > 0 else ""
+        size = length + 1

@@ -1,0 +1,220 @@
+"""From a GGUF file to a checked backend.
+
+The file is opened by a process of its own first, as llama.cpp ends the process over some damaged
+ones. Its chat template runs in a sandbox, in a process that ends when the template does not. Before
+a model is handed out, one small tree forward is compared with plain forwards; a model that
+disagrees or cannot roll back decodes plainly, and says why.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from engine.backends import fast_path
+from engine.backends.base import BackendInfo, digest, fingerprint
+from engine.backends.chat_template import FILLER, TemplateError, TemplateStopped
+from engine.errors import ModelError, SettingError, first_line
+from engine.models.memory import Need
+from engine.models.probe import Probe, probe
+from engine.settings import Runtime, Sampling
+
+MAGIC = b"GGUF"
+BLOCK, BLOCKS = 1 << 14, 16
+"""Bytes of each of the blocks that a file is known by, spread over it evenly."""
+KINDS = {1: "BPE", 2: "BPE", 3: "WordPiece", 4: "Unigram"}
+"""Vocabulary types of the library by the names that transformers has for the same ones. The first
+is SentencePiece with scores in place of merges; converted tokenizers of that kind are BPE there."""
+SAMPLER = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+"""Our settings, and what a file's header calls them where it recommends some."""
+TOLERANCE, EXACT = 0.5, 1e-3
+"""Largest logit difference the check allows, the second one where all is float32; a wrong mask or
+position is off by whole units."""
+QUANTIZED = ("q8_0", "q4_0")
+"""Numbers of the cache that only flash attention reads."""
+
+Fill = Callable[[list[dict[str, str]]], str]
+
+
+def load_gguf(source: str, runtime: Runtime) -> Any:
+    """A LlamaCppBackend for a GGUF file. Raises ModelError; what else is loaded stays as it is."""
+    found = probed(source, runtime)
+    FILLER.prepare("llama_cpp")
+    slow = fast_path.problem(found.types)
+    import llama_cpp
+
+    from engine.backends.check import check
+    from engine.backends.llamacpp import LlamaCppBackend, Vocabulary, alone
+    from engine.models.gguf import Unusable, exact, opened
+
+    path = Path(source).expanduser()
+    try:
+        model, context = opened(path, runtime, fast=not slow)
+    except Unusable as problem:
+        raise refusal(source, str(problem)) from problem
+    vocabulary = Vocabulary(model)
+    template, note = chat_template(model, vocabulary)
+    info = describe(path, model, context, vocabulary, runtime)
+    backend = LlamaCppBackend(model, context, vocabulary, template, info, runtime.batch_size)
+    allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
+    reach = llama_cpp.llama_model_n_swa(model)
+    backend.info = check(backend, partial(alone, backend), allowed, reach)
+    if slow:
+        slow = (
+            f"llama.cpp's fast path {slow} on this machine: {info.name} runs without it and reads "
+            "prompts more slowly."
+        )
+    notes = (backend.info.note, slow, note)
+    backend.info = replace(backend.info, note=" ".join(filter(None, notes)))
+    return backend
+
+
+def need(source: str, runtime: Runtime) -> Need:
+    """What the model in a GGUF file will take. Raises ModelError for a file that cannot be used."""
+    found = probed(source, runtime)
+    return Need(found.parameters, found.weights, found.cache)
+
+
+def probed(source: str, runtime: Runtime) -> Probe:
+    """What the probe says of a file. Raises ModelError for one that cannot be used."""
+    if find_spec("llama_cpp") is None:
+        raise ModelError(
+            f"The model {source!r} needs llama-cpp-python, which is not installed. Install it with "
+            "`pip install llama-cpp-python`, or choose a folder with *.safetensors weights."
+        )
+    if runtime.flash_attention == "off" and runtime.cache_type in QUANTIZED:
+        raise ModelError(
+            f"A cache of {runtime.cache_type} numbers needs flash attention, which is off. Turn it "
+            "on, or choose another cache type."
+        )
+    try:
+        path = Path(source).expanduser()
+        if not path.is_file():  # a pipe would be waited for
+            raise refusal(source, "there is no such file")
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except (OSError, RuntimeError) as error:
+        raise refusal(source, f"the file cannot be read ({first_line(error)})") from error
+    if magic != MAGIC:
+        problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
+        raise refusal(source, problem)
+    state = path.stat()
+    return probe_of(source, path, runtime, (state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def probe_of(source: str, path: Path, runtime: Runtime, state: tuple[int, int]) -> Probe:
+    """What the probe says of a file, asked once, as each answer takes a process of its own. A file
+    of another `state`, size and time, is another file."""
+    found = probe(path, runtime)
+    if found.problem:
+        raise refusal(source, found.problem)
+    return found
+
+
+def device(runtime: Runtime) -> str:
+    """Where the layers of GGUF models go, as far as its free memory can be told."""
+    import torch
+
+    if not torch.cuda.is_available() or find_spec("llama_cpp") is None:
+        return "cpu"
+    from engine.models.gguf import offloads
+
+    return "cuda:0" if offloads(runtime) else "cpu"
+
+
+def refusal(source: str, problem: str) -> ModelError:
+    """The error for a file that cannot be used."""
+    return ModelError(
+        f"The model {source!r} cannot be used: {problem}. Give a complete GGUF file of a language "
+        "model; download it again if it is damaged."
+    )
+
+
+def describe(
+    path: Path, model: Any, context: Any, vocabulary: Any, runtime: Runtime
+) -> BackendInfo:
+    """What the program needs to know of an opened model; whether trees work is a guess."""
+    import llama_cpp
+
+    from engine.models.gguf import (
+        context_length,
+        offloads,
+        rollback_problem,
+        threads_of,
+        weights_type,
+    )
+
+    name = path.name.removesuffix(path.suffix)
+    problem = rollback_problem(model)
+    tokenizer_type = KINDS.get(llama_cpp.llama_vocab_type(vocabulary.raw), "other")
+    return BackendInfo(
+        name=name,
+        kind="llama.cpp",
+        fingerprint=file_fingerprint(path),
+        tokenizer_fingerprint=fingerprint(tokenizer_type, vocabulary.texts),
+        vocabulary_size=vocabulary.size,
+        eos_ids=vocabulary.ends,
+        context_length=context_length(model, runtime),
+        can_tree=not problem,
+        leaves=llama_cpp.llama_n_seq_max(context),
+        device="gpu" if offloads(runtime) else "cpu",
+        dtype=weights_type(model),
+        threads=threads_of(runtime),
+        tokenizer_type=tokenizer_type,
+        parameters=llama_cpp.llama_model_n_params(model),
+        memory_bytes=llama_cpp.llama_model_size(model),
+        note=f"{name} decodes plainly: {problem}." if problem else "",
+        sampling=recommended(model),
+    )
+
+
+def chat_template(model: Any, vocabulary: Any) -> tuple[Fill | None, str]:
+    """What fills the file's chat template, and what is wrong with it; None where there is none."""
+    import llama_cpp
+
+    found = llama_cpp.llama_model_chat_template(model, None)
+    if not found:
+        return None, "The file brings no chat template: the conversation is sent as plain lines."
+    text, raw = found.decode("utf-8", "replace"), vocabulary.raw
+    tokens = {
+        "bos_token": vocabulary.special(llama_cpp.llama_vocab_bos(raw)),
+        "eos_token": vocabulary.special(llama_cpp.llama_vocab_eos(raw)),
+    }
+    try:
+        FILLER.fill("llama_cpp", text, tokens, None)
+    except (TemplateError, TemplateStopped) as error:
+        return None, (
+            f"Its chat template cannot be read ({first_line(error)}): the conversation is sent as "
+            "plain lines."
+        )
+    return partial(FILLER.fill, "llama_cpp", text, tokens), ""
+
+
+def recommended(model: Any) -> Sampling:
+    """The sampler settings in the file's header; others, or unusable ones, are ours."""
+    from engine.models.gguf import metadata
+
+    values: dict[str, Any] = {}
+    for name, key in SAMPLER.items():
+        with suppress(ValueError):
+            value = float(metadata(model, f"general.sampling.{key}"))
+            values[name] = int(value) if name == "top_k" and value.is_integer() else value
+    try:
+        return Sampling(**values)
+    except SettingError:
+        return Sampling()
+
+
+def file_fingerprint(path: Path) -> str:
+    """Names the weights: the size of a file, its beginning, and blocks from all over it."""
+    size = path.stat().st_size
+    parts: list[str | bytes] = [str(size)]
+    with path.open("rb") as file:
+        for number in range(BLOCKS):
+            file.seek(max(0, size - BLOCK) * number // (BLOCKS - 1))
+            parts.append(file.read(BLOCK))
+    return digest(parts)

@@ -1,0 +1,132 @@
+"""How models are found, measured and read: the app's one door to the engine's loaders.
+
+The loaders bring heavy libraries with them, so they are imported when they are needed. Tests put
+their own functions in the place of these.
+"""
+
+import json
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.backends.base import Backend
+from engine.errors import ModelError, SettingError
+from engine.models import load as loaders
+from engine.models.load import is_gguf
+from engine.models.memory import Need, free_memory
+from engine.settings import Runtime, Sampling
+
+
+def scan(folder: str) -> list[str]:
+    """The models in a folder. Raises ModelError when it cannot be read."""
+    from engine.models import sources
+
+    return sources.scan(folder)
+
+
+def present(source: str) -> bool:
+    """Whether nothing of a model has to be downloaded."""
+    from engine.models import sources
+
+    return sources.present(source)
+
+
+def download(
+    source: str, progress: Callable[[int, int], None], cancelled: Callable[[], bool]
+) -> str:
+    """Fetch what is missing of a model; see engine/models/sources.py."""
+    from engine.models import sources
+
+    return sources.download(source, progress, cancelled)
+
+
+def local(source: str) -> str:
+    """The path of a GGUF file that came from the hub; any other source as it is."""
+    from engine.models import sources
+
+    return sources.located(source) or source if is_gguf(source) else source
+
+
+def load(source: str, runtime: Runtime) -> Backend:
+    """Read a model that is on this machine. Raises ModelError for one that cannot be used."""
+    return loaders.load(local(source), runtime)
+
+
+def need(source: str, runtime: Runtime) -> Need:
+    """What a model takes. Raises ModelError where that cannot be told."""
+    return loaders.memory_need(local(source), runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The functions above, as one value; `free` is in bytes, by device."""
+
+    load: Callable[[str, Runtime], Backend] = load
+    need: Callable[[str, Runtime], Need] = need
+    device: Callable[[str, Runtime], str] = loaders.device_of
+    free: Callable[[str], int] = free_memory
+    scan: Callable[[str], list[str]] = scan
+    present: Callable[[str], bool] = present
+    download: Callable[[str, Callable[[int, int], None], Callable[[], bool]], str] = download
+
+
+READING = Reading()
+USUAL = Runtime()
+"""How models are read, and run, unless something else is said."""
+SAMPLER = ("temperature", "top_k", "top_p", "min_p")
+
+
+def check_there(source: str) -> None:
+    """Raise ModelError for a path where nothing is: that can be told before anything is loaded."""
+    from engine.models import sources
+
+    path = sources.located(source)
+    if path is not None and not os.path.exists(path):
+        raise ModelError(
+            f"The model {source!r} does not exist. Give a folder that holds config.json, a "
+            "tokenizer and *.safetensors files, a GGUF file, or a model of the Hugging Face hub."
+        )
+
+
+def sampler(source: str) -> Sampling:
+    """The sampler that the makers of a model recommend, where its folder tells that before the
+    model is read; else ours."""
+    try:
+        values = json.loads((Path(source) / "generation_config.json").read_text("utf-8"))
+        return Sampling(**{name: values[name] for name in SAMPLER if values.get(name) is not None})
+    except (OSError, ValueError, AttributeError, SettingError):
+        return Sampling()
+
+
+def settled(source: str) -> str:
+    """The full path of a folder or a file, so that one model has one name; anything else as it was
+    given."""
+    source = source.strip()
+    path = Path(source).expanduser()
+    if not source or not path.exists():
+        return source
+    # What a link to a file points to need not end in .gguf, as in the hub's cache.
+    return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+
+
+def kind_of(source: str) -> str:
+    """What would run a model, as `BackendInfo.kind` has it."""
+    return "llama.cpp" if is_gguf(source) else "transformers"
+
+
+def name_of(source: str) -> str:
+    """What a model is called: the last part of its source, without the ending of a GGUF file."""
+    last = source.rpartition(":")[2] if is_gguf(source) else source
+    name = Path(last).name
+    name = name[: -len(".gguf")] if is_gguf(name) else name
+    return name.encode("utf-8", "replace").decode().strip() or "model"
+
+
+def free_name(source: str, taken: Collection[str]) -> str:
+    """What a draft model is called in plans: a name that no other one has."""
+    base = name_of(source)
+    name, number = base, 2
+    while name in taken:
+        name, number = f"{base}-{number}", number + 1
+    return name

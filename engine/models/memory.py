@@ -1,0 +1,186 @@
+"""What a model will take before any of it is loaded, and what is free where it would go.
+
+The headers of the weight files tell the parameters, the config tells the cache. Nothing else of
+the files is read, so that a model which does not fit is refused in milliseconds.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.drafting.costs import LARGEST
+from engine.errors import ModelError, first_line
+
+SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
+"""Bytes of a number in a weight file; what is not listed takes one."""
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a model takes: its parameters, bytes of its weights and of its cache.
+
+    `cache` is that of the conversation in use, with a full context. Others that stay warm come on
+    top of it; they are bounded by the limit of engine/sequences.py.
+    """
+
+    parameters: int
+    weights: int
+    cache: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.weights + self.cache
+
+
+Tensor = tuple[str, int]
+"""The kind of a tensor's numbers, as weight files name it, and how many there are."""
+
+
+def memory_need(source: str, device: str, dtype: str, context_length: int) -> Need:
+    """The need of a model in a folder or in the hub's cache, in the `dtype` it would be loaded in.
+
+    `dtype` is as for `load_transformers`; "auto" is float32 on the CPU and else the checkpoint's
+    own. Raises ModelError for what is no model, or is not on this machine yet.
+    """
+    folder = folder_of(source)
+    config = config_of(source, folder)
+    kind = DTYPES.get(dtype)
+    if dtype == "auto":
+        own = config.get("dtype") or config.get("torch_dtype")
+        kind = "F32" if device.startswith("cpu") else DTYPES.get(str(own))
+    parameters = weights = 0
+    for stored, count in tensors(source, folder):
+        floating = stored.startswith(("F", "BF"))
+        parameters += count
+        weights += count * SIZES.get(kind if kind and floating else stored, 1)
+    number = SIZES[kind] if kind else SIZES["BF16"]
+    return Need(parameters, weights, cache_numbers(source, config, context_length) * number)
+
+
+def folder_of(source: str) -> Path:
+    """The folder of a model: as given, or where the hub's cache keeps the config of that id."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    from engine.models.hub import cached, check_reachable
+
+    try:
+        check_reachable(source)
+        found = cached(source, "config.json") or hf_hub_download(source, "config.json")
+    except Exception as error:
+        # The hub's client raises many types: no such id, no network, no permission.
+        raise ModelError(
+            f"The model {source!r} cannot be found: there is no such folder, and the Hugging Face "
+            f"hub does not give it ({first_line(error)}). Give a folder that holds config.json, a "
+            "tokenizer and *.safetensors files, or the id of a model on the hub."
+        ) from error
+    return Path(found).parent
+
+
+def config_of(source: str, folder: Path) -> Mapping[str, Any]:
+    """The text model's part of config.json."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        inner = config.get("text_config", config)
+        return {**config, **inner}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise unreadable(source, f"its config.json cannot be read ({error})") from error
+
+
+def cache_numbers(source: str, config: Mapping[str, Any], context_length: int) -> int:
+    """The keys and values of a full context: layers x 2 x heads x size of a head x rows."""
+    try:
+        heads = whole(config, "num_attention_heads", "n_head")
+        hidden = whole(config, "hidden_size", "n_embd")
+        layers = whole(config, "num_hidden_layers", "n_layer")
+        key_heads = whole(config, "num_key_value_heads", default=heads)
+        size = whole(config, "head_dim", default=hidden // heads)
+        own = whole(config, "max_position_embeddings", "n_positions", default=context_length)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise unreadable(source, f"its config.json does not tell its sizes ({error})") from error
+    # Behind the context there is room for the largest draft tree and its root.
+    return layers * 2 * key_heads * size * (min(own, context_length) + LARGEST + 1)
+
+
+def whole(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these settings that is given, as a whole number from 1."""
+    for name in names:
+        if config.get(name) is not None:
+            value = int(config[name])
+            if value < 1:
+                raise ValueError(f"{name} is {value}")
+            return value
+    if default is None:
+        raise KeyError(names[0])
+    return default
+
+
+def tensors(source: str, folder: Path) -> Iterator[Tensor]:
+    """Every tensor of the weight files, or of those on the hub if they were not downloaded yet."""
+    from huggingface_hub import parse_local_safetensors_file_metadata
+
+    files: list[Any] = []
+    for path in weight_files(source, folder):
+        try:
+            files.append(parse_local_safetensors_file_metadata(path))
+        except Exception as error:
+            # What a damaged header makes the library raise depends on the damage.
+            problem = f"{path.name} is no sound safetensors file ({first_line(error)})"
+            raise unreadable(source, problem) from error
+    for file in files or hub_files(source, folder):
+        for tensor in file.tensors.values():
+            yield str(tensor.dtype), prod(tensor.shape)
+
+
+def hub_files(source: str, folder: Path) -> list[Any]:
+    """The weight files of a model on the hub, of which only the headers are fetched."""
+    if folder == Path(source).expanduser():
+        raise unreadable(source, "it holds no *.safetensors files")
+    from huggingface_hub import get_safetensors_metadata
+
+    try:
+        return list(get_safetensors_metadata(source).files_metadata.values())
+    except Exception as error:
+        # As above: whatever the hub's client raises, the weights cannot be had.
+        raise unreadable(source, f"the hub gives no weights ({first_line(error)})") from error
+
+
+def weight_files(source: str, folder: Path) -> Sequence[Path]:
+    """The files that would be loaded: those of the index, else the one file, else all there are."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return [folder / Path(name).name for name in sorted(set(names))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise unreadable(source, f"its {index.name} cannot be read ({error})") from error
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    return sorted(folder.glob("*.safetensors"))
+
+
+def unreadable(source: str, problem: str) -> ModelError:
+    """The error for a folder that is no model."""
+    return ModelError(
+        f"The model {source!r} cannot be used: {problem}. Give a folder that holds config.json, a "
+        "tokenizer and *.safetensors files."
+    )
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on a device: "cpu", "cuda:0", ..."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()  # what a model left behind is torch's still, and free
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,82 @@
+"""Opens a GGUF file in a process of its own, and says on standard output what it is and needs.
+
+llama.cpp ends the process over some damaged files. So every file is opened here first, without its
+weights: whatever happens, the application goes on.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.process import RAISED, run
+from engine.settings import Runtime
+
+SIZE = re.compile(r"(?::|compute buffer|output buffer) size = +([0-9.]+) MiB")
+"""What the library logs of its caches, its buffer for computing and that for logits."""
+TYPE = re.compile(r"llama_model_loader: - type +(\w+): +\d+ tensors\s*")
+"""What it logs of the types of numbers in a file."""
+SECONDS = 60.0
+EVERY = "".join(map(chr, (*range(0x800), *range(0x800, 0x110000, 0x800))))
+"""A text of all bytes that UTF-8 has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a file is, in bytes and numbers; `problem` is not empty where it cannot be used.
+
+    `types` are those of its numbers, as the library names them ("f32", "q4_K"), in order.
+    """
+
+    problem: str = ""
+    parameters: int = 0
+    weights: int = 0
+    cache: int = 0
+    types: tuple[str, ...] = ()
+
+
+def probe(path: Path, runtime: Runtime) -> Probe:
+    """What the process found. One that the library ended is a problem as well."""
+    settings = json.dumps(asdict(runtime))
+    try:
+        ended = run("engine.models.probe", str(path), settings, seconds=SECONDS)
+    except subprocess.TimeoutExpired:
+        return Probe(f"llama.cpp was not done with its header after {SECONDS:.0f} s")
+    lines, errors = (
+        text.decode("utf-8", "replace").splitlines() for text in (ended.stdout, ended.stderr)
+    )
+    if ended.returncode == RAISED and errors:
+        return Probe(f"llama.cpp cannot be run here ({errors[-1]})")
+    if ended.returncode or not lines:
+        return Probe("its header is damaged; llama.cpp gave up over it")
+    values = json.loads(lines[-1])
+    return Probe(**{**values, "types": tuple(values["types"])})
+
+
+def found(path: Path, runtime: Runtime) -> Probe:
+    """What the library makes of a file. It may end the process."""
+    import llama_cpp
+
+    from engine.backends.llamacpp import tokens_of
+    from engine.models.gguf import Unusable, opened, said
+
+    try:
+        model, _ = opened(path, runtime, fast=True, weights=False)
+    except Unusable as problem:
+        return Probe(str(problem))
+    # Some vocabularies lack what only a text calls for.
+    tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
+    sizes = [float(size) for _, text in said for size in SIZE.findall(text)]
+    types = {named[1] for _, text in said if (named := TYPE.fullmatch(text))}
+    return Probe(
+        parameters=llama_cpp.llama_model_n_params(model),
+        weights=llama_cpp.llama_model_size(model),
+        cache=round(sum(sizes) * 2**20),
+        types=tuple(sorted(types)),
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(found(Path(sys.argv[1]), Runtime(**json.loads(sys.argv[2]))))))

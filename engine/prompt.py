@@ -1,0 +1,167 @@
+"""From messages to a prompt that the cache knows already, and on to the answer.
+
+A prompt is the chat template's text, tokenized. But what a model emitted need not be what the
+tokenizer would make of its text, and then the cache of the last turn would be worthless. So the
+tokens of the last turn are taken over as far as the new prompt shares their text (whole, or up to
+an end token), and only the rest is tokenized: the second turn costs no more than its new words.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from engine.backends.base import Backend
+from engine.decode import decode, never
+from engine.drafting.base import Drafter
+from engine.drafting.costs import CostCurve
+from engine.errors import PromptError
+from engine.settings import Drafting, Generation
+from engine.types import Event, Message, Step
+
+BLOCKS = 4
+"""What is left out of a long conversation at a time is this part of the room, or a little more."""
+MOST_COUNTS = 1 << 16
+"""Pieces of text whose tokens are counted once."""
+
+
+class Chat:
+    """One loaded model in conversation. `tokens` is the last turn, prompt and answer."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.tokens: list[int] = []
+        self.counts: dict[int, int] = {}
+        """How many tokens a piece of text has, by its hash."""
+
+    def prompt(self, messages: Sequence[Message], known: Sequence[int] | None = None) -> list[int]:
+        """The prompt for the next answer; `known` are tokens to take over (default: last turn's).
+
+        Raises PromptError when there is nothing to answer.
+        """
+        text = self.text(messages)
+        return splice(self.backend, text, self.tokens if known is None else known)
+
+    def text(self, messages: Sequence[Message]) -> str:
+        """The text of the prompt for the next answer. Raises PromptError as `prompt` does."""
+        if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
+            raise PromptError("The message is empty. Write something first.")
+        return self.backend.render(messages)
+
+    def check(self, text: str) -> None:
+        """Raise PromptError for a message that cannot be answered: empty, or too long even alone.
+
+        A short one is not tokenized to know that.
+        """
+        messages = [Message("user", text)]
+        if 2 * byte_count(self.text(messages)) > self.backend.info.context_length:
+            self.fit(messages)
+
+    def fit(self, messages: Sequence[Message]) -> tuple[list[int], int]:
+        """The prompt for the next answer, and how many of the oldest messages it leaves out.
+
+        It keeps a system prompt, and a quarter of the context (at most 256 tokens) free for the
+        answer. What is left out are whole exchanges, a block of them at a time. Where blocks end
+        follows from the beginning of the conversation, so the turns that follow are cut at the same
+        place and begin with tokens that the cache holds. Raises PromptError when the last message
+        alone is too long.
+        """
+        context = self.backend.info.context_length
+        room = context - min(context // 4, 256)
+        block = max(1, room // BLOCKS)
+        head = [m for m in messages[:1] if m.role == "system"]
+        rest = messages[len(head) :]
+        turns = [at for at, m in enumerate(rest) if not at or m.role == "user"] or [0]
+        dropped, sizes = 0, list[int]()
+        while True:
+            text, last = self.text([*head, *rest[dropped:]]), dropped == turns[-1]
+            size = room if last or self.cheap(text, room) else self.count(text)
+            if size <= room:
+                prompt = splice(self.backend, text, self.tokens)
+                size = len(prompt)
+                if size <= room or last and size < context:
+                    return prompt, dropped
+            if last:
+                raise PromptError(
+                    f"The message has {size:,} tokens, and {self.backend.info.name} reads at "
+                    f"most {context:,} with the answer. Shorten it."
+                )
+            sizes = sizes or self.sizes(rest, self.count(text))
+            before = [0, *accumulate(sizes)]
+            blocks = -(-(before[dropped] + size - room) // block)
+            later = (at for at in turns if at > dropped and before[at] >= blocks * block)
+            dropped = next(later, turns[-1])
+
+    def sizes(self, messages: Sequence[Message], whole: int) -> list[int]:
+        """About how many tokens each message adds to a prompt of so many: those of its own, and an
+        equal share of what the template adds."""
+        own = [self.counted(message.content) for message in messages]
+        frame = max(0, round((whole - sum(own)) / len(own)))
+        return [size + frame for size in own]
+
+    def cheap(self, text: str, room: int) -> bool:
+        """Whether little of a text has to be tokenized, as it is short, or goes on from the last
+        turn. A token takes a byte at least."""
+        if byte_count(text) <= room:
+            return True
+        return bool(self.tokens) and text.startswith(self.backend.detokenize(self.tokens))
+
+    def count(self, text: str) -> int:
+        """How many tokens a prompt has. Tokenization starts afresh after a token that ends a turn,
+        so what stands between two of them is counted once."""
+        ends = map(self.backend.detokenize, ([token] for token in self.backend.info.eos_ids))
+        pattern = "|".join(re.escape(end) for end in ends if end)
+        pieces = re.split(f"({pattern})", text) if pattern else [text]
+        return sum(map(self.counted, pieces))
+
+    def counted(self, text: str) -> int:
+        """How many tokens a piece of text has."""
+        key = hash(text)
+        if key not in self.counts:
+            if len(self.counts) >= MOST_COUNTS:
+                self.counts.clear()
+            self.counts[key] = len(self.backend.tokenize(text))
+        return self.counts[key]
+
+    def reply(
+        self,
+        prompt: Sequence[int],
+        drafters: Sequence[Drafter],
+        generation: Generation,
+        drafting: Drafting,
+        cancelled: Callable[[], bool] = never,
+        costs: CostCurve | None = None,
+    ) -> Iterator[Event]:
+        """The events of one answer (engine/decode.py); remembers its tokens for the next turn."""
+        self.tokens = list(prompt)
+        for event in decode(self.backend, prompt, drafters, generation, drafting, cancelled, costs):
+            if isinstance(event, Step):
+                self.tokens += [token.id for token in event.tokens]
+            yield event
+
+
+def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:
+    """Tokens of `text` that begin with as much of `known` as is safe.
+
+    Safe means: all of it, or up to an end token, after which tokenization starts afresh, and only
+    when the result reads exactly as `text`.
+    """
+
+    def departs(end: int) -> bool:
+        return not text.startswith(backend.detokenize(known[:end]))
+
+    shared = len(known)
+    if departs(shared):
+        ends = [i + 1 for i, token in enumerate(known) if token in backend.info.eos_ids]
+        shared = max(ends[: bisect_left(ends, True, key=departs)], default=0)
+    if shared:
+        head = backend.detokenize(known[:shared])
+        spliced = [*known[:shared], *backend.tokenize(text[len(head) :])]
+        if backend.detokenize(spliced) == text:
+            return spliced
+    return backend.tokenize(text)
+
+
+def byte_count(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text.encode("utf-8", "replace"))

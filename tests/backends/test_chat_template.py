@@ -1,0 +1,281 @@
+"""The process that fills chat templates: it ends when a template does not, and only it does."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.backends import chat_template
+from engine.backends.chat_template import Filler, Library, TemplateError, TemplateStopped
+from engine.errors import PromptError
+from engine.types import Message
+from tests.conftest import ROOT
+from tests.support.gguf_files import opened_gguf, tiny_gguf
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TURNS = [{"role": "user", "content": "hi"}]
+MESSAGES = [Message("system", "be kind"), Message("user", "hi")]
+LIBRARIES: tuple[Library, ...] = ("llama_cpp", "transformers")
+LOOPS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}"
+)
+READ = "{{ 9 ** (9 ** 9) }}"
+"""Jinja computes it when it reads the template."""
+POWER = "{% set a = messages|length + 8 %}{{ a ** (a ** a) }}"
+"""A single operation, which no exception of Python interrupts."""
+
+
+@pytest.fixture
+def filler() -> Iterator[Filler]:
+    made = Filler()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
+def test_a_template_that_never_ends_is_stopped(
+    filler: Filler, hasty: None, library: Library, template: str
+) -> None:
+    filler.prepare(library)
+    first = filler.process
+    with pytest.raises(TemplateStopped, match="it did not end within 1 s"):
+        filler.fill(library, template, TOKENS, TURNS)
+    assert first is not None and first.poll() is not None and filler.process is None
+    assert filler.fill(library, "{{ messages[0].content }}", TOKENS, TURNS) == "hi"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ 'x' * (10 ** 10) }}", "it needs more than 1,024 MiB of memory"),
+        ("{{ '%99999999999d' % 7 }}", "it needs more than 1,024 MiB of memory"),
+        (
+            "{% set n = namespace(a='x' * 999) %}{% for i in range(99) %}{% set n.a = n.a + n.a %}"
+            "{% endfor %}",
+            "it needs more than 1,024 MiB of memory",
+        ),
+        (
+            "{% for i in range(90) %}{{ 'x' * 1000000 }}{% endfor %}",
+            "it makes a text of 90,000,000 characters",
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ raise_exception('') }}", "Error"),
+        ("{{ raise_exception('no\nway') }}", "no\nway"),
+        ("{% for %}", "xpected"),
+    ],
+)
+def test_what_a_template_raises_is_told_and_the_process_goes_on(
+    filler: Filler, library: Library, template: str, problem: str
+) -> None:
+    filler.prepare(library)
+    first = filler.process
+    with pytest.raises(TemplateError, match=problem):
+        filler.fill(library, template, TOKENS, TURNS)
+    assert filler.fill(library, "{{ bos_token }}", TOKENS, TURNS) == "<s>"
+    assert filler.process is first
+
+
+def test_a_process_that_was_ended_is_started_again(filler: Filler) -> None:
+    assert filler.fill("llama_cpp", "one", TOKENS, TURNS) == "one"
+    process = filler.process
+    assert process is not None
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert filler.fill("llama_cpp", "two", TOKENS, TURNS) == "two"
+    assert filler.process is not process
+
+
+def test_a_process_that_ends_in_the_middle_is_told(filler: Filler) -> None:
+    filler.prepare("llama_cpp")
+    process = filler.process
+    assert process is not None
+    threading.Timer(0.5, process.kill).start()
+    with pytest.raises(TemplateStopped, match=r"the process that fills it in ended \(SIGKILL\)"):
+        filler.fill("llama_cpp", LOOPS, TOKENS, TURNS)
+
+
+def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next(filler: Filler) -> None:
+    """Control-C in the middle of a template."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            filler.fill("llama_cpp", LOOPS, TOKENS, TURNS)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert filler.fill("llama_cpp", "next", TOKENS, TURNS) == "next"
+
+
+def test_threads_get_their_own_answers(filler: Filler) -> None:
+    wrong: list[str] = []
+
+    def ask(number: int) -> None:
+        for at in range(50):
+            content = f"{number} {at}"
+            text = filler.fill(
+                LIBRARIES[number % 2],
+                "{{ messages[0].content }}",
+                TOKENS,
+                [{"role": "user", "content": content}],
+            )
+            if text != content:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+SCRIPT = """
+import os, sys, threading, time
+from engine.backends import chat_template
+chat_template.SECONDS = 2.0
+tokens = {"bos_token": "", "eos_token": ""}
+chat_template.FILLER.fill("llama_cpp", "x", tokens, [])
+work = threading.Thread(target=chat_template.FILLER.fill, daemon=True,
+                        args=("llama_cpp", sys.argv[2], tokens, []))
+work.start()
+work.join(0.5)
+print(chat_template.FILLER.process.pid, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("end", ["ends", "killed"])
+@pytest.mark.parametrize("template", ["x", LOOPS], ids=["idle", "busy"])
+def test_it_ends_with_the_application(end: str, template: str) -> None:
+    """Also in the middle of a template that never ends, when nobody is left to stop it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, end, template],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == (-9 if end == "killed" else 0), done.stderr
+    gone, left = psutil.wait_procs(known(int(done.stdout)), timeout=30)
+    assert not left
+
+
+def known(number: int) -> list[psutil.Process]:
+    """The process of that number, if there is one."""
+    try:
+        return [psutil.Process(number)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+# The models.
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The templates that are asked for, for all models."""
+    asked: list[str] = []
+    before = chat_template.FILLER.ask
+
+    def ask(library: Library, request: dict[str, Any]) -> dict[str, str]:
+        asked.append(request["template"])
+        return before(library, request)
+
+    monkeypatch.setattr(chat_template.FILLER, "ask", ask)
+    return asked
+
+
+@pytest.mark.gguf
+def test_a_gguf_file_whose_template_never_ends(
+    tmp_path: Path, hasty: None, counted: list[str]
+) -> None:
+    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=LOOPS))
+    assert backend.info.note == "" and len(counted) == 1
+    with pytest.raises(PromptError) as caught:
+        backend.render(MESSAGES)
+    assert str(caught.value) == (
+        "The chat template of x was stopped: it did not end within 1 s. Choose another model, or "
+        "another file of this one."
+    )
+    assert len(counted) == 2, "it is not tried again with another place for the system prompt"
+
+
+@pytest.mark.gguf
+def test_a_gguf_file_whose_template_is_never_read(tmp_path: Path, hasty: None) -> None:
+    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=READ))
+    assert backend.info.note == (
+        "Its chat template cannot be read (it did not end within 1 s): the conversation is sent "
+        "as plain lines."
+    )
+    assert backend.render(MESSAGES) == "System: be kind\n\nUser: hi\n\nAssistant:"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
+def test_a_folder_whose_template_never_ends(
+    embedded: Any,
+    hasty: None,
+    counted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    template: str,
+) -> None:
+    monkeypatch.setattr(embedded.tokenizer, "chat_template", template)
+    with pytest.raises(PromptError, match="target was stopped: it did not end within 1 s"):
+        embedded.render(MESSAGES)
+    assert counted == [template]
+
+
+CONVERSATIONS = (
+    [("user", "hi")],
+    [("system", "be kind"), ("user", " hé 日本 😀 "), ("assistant", "\0\n\r\u2028"), ("user", "x")],
+    [("user", "{{ 7 * 7 }}<|end|>"), ("assistant", '"\\'), ("user", "\ud800 \ufffe")],
+)
+
+
+@pytest.mark.model
+@pytest.mark.gguf
+@pytest.mark.parametrize("turns", CONVERSATIONS)
+def test_the_text_is_that_of_the_libraries_in_this_process(
+    embedded: Any, gguf_target: Any, turns: list[tuple[str, str]]
+) -> None:
+    import llama_cpp
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    messages = [Message(role, text) for role, text in turns]
+    listed: Any = [{"role": role, "content": text} for role, text in turns]
+    raw, vocabulary = gguf_target.tokens.raw, gguf_target.tokens
+    formatter = Jinja2ChatFormatter(
+        llama_cpp.llama_model_chat_template(gguf_target.model, None).decode(),
+        vocabulary.special(llama_cpp.llama_vocab_eos(raw)),
+        vocabulary.special(llama_cpp.llama_vocab_bos(raw)),
+    )
+    assert gguf_target.render(messages) == formatter(messages=listed).prompt
+    assert embedded.render(messages) == embedded.tokenizer.apply_chat_template(
+        listed, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None:
+    """Everybody on a machine may read those."""
+    filler.fill("llama_cpp", "{{ messages[0].content }}", TOKENS, TURNS)
+    assert filler.process is not None
+    words = psutil.Process(filler.process.pid).cmdline()
+    assert words[-2:] == ["engine.backends.template_process", "llama_cpp"]

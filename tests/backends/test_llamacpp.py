@@ -1,0 +1,968 @@
+"""The llama.cpp backend: tree rows equal chains, whatever was accepted and rolled back before."""
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.backends.base import Filled
+from engine.decode import never
+from engine.errors import ModelError, PromptError
+from engine.hsd.vocabulary import check_vocabulary
+from engine.prompt import Chat
+from engine.sampling import distribution
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree, graft
+from engine.types import Message, Prefill, Step
+from tests.exhaustive.test_lossless import (
+    QUESTIONS,
+    Adversary,
+    assert_lossless,
+    events_of,
+    tokens_of,
+)
+from tests.support.gguf_files import (
+    byte_tokens,
+    longrope_gguf,
+    mamba_gguf,
+    opened_gguf,
+    tiny_gguf,
+    turning_gguf,
+    window_gguf,
+)
+
+pytestmark = pytest.mark.gguf
+GREEDY = Sampling(temperature=0.0)
+PATHS = [(3,), (3, 5), (4,), (3, 5, 9), (4, 6), (3, 8), (4, 6, 7), (4, 6, 7, 1)]
+CLOSE = 1e-4
+"""Rounding of float32 was seen to make a hundredth of this."""
+
+
+@pytest.fixture(scope="module")
+def small(gguf_files: dict[str, Path]) -> Any:
+    return opened_gguf(gguf_files["small-F32"])
+
+
+@pytest.fixture(scope="module")
+def other(gguf_files: dict[str, Path]) -> Any:
+    """The same model with a cache of its own, to compare with."""
+    return opened_gguf(gguf_files["small-F32"])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return opened_gguf(tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+
+
+def tree_of(root: int, paths: Sequence[tuple[int, ...]] = PATHS) -> Tree:
+    tree = Tree(root)
+    for path in paths:
+        graft(tree, path, "context", 1, len(paths))
+    assert len(tree) == len(paths)
+    return tree
+
+
+def gap(left: np.ndarray, right: np.ndarray) -> float:
+    return float(np.abs(left - right).max())
+
+
+def prompt_of(size: int, vocabulary: int = 6144) -> list[int]:
+    return [(37 * i + i * i) % (vocabulary - 10) + 5 for i in range(size)]
+
+
+def after(backend: Any, tokens: Sequence[int]) -> np.ndarray:
+    """The logits after a text that is read in one go into an empty cache, without a tree."""
+    backend.reset()
+    assert backend.prefill(tokens, never).reused == 0
+    return backend.score(Tree(tokens[-1]), GREEDY).row(0).copy()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every forward from now on."""
+    import llama_cpp
+
+    rows: list[int] = []
+    decode = llama_cpp.llama_decode
+
+    def call(context: Any, batch: Any) -> int:
+        rows.append(batch.n_tokens)
+        return int(decode(context, batch))
+
+    monkeypatch.setattr(llama_cpp, "llama_decode", call)
+    return rows
+
+
+def check_cells(backend: Any, where: str = "") -> None:
+    """Every sequence holds what the backend believes that it does."""
+    import llama_cpp
+
+    order = list(backend.order)
+    assert sorted(order) == [*range(len(order))], where
+    assert not backend.dirty, where
+    for number in order:
+        held = len(backend.cached) if number == order[0] else backend.held[number]
+        assert held <= len(backend.cached), (where, number)
+        found = llama_cpp.llama_memory_seq_pos_max(backend.memory, number)
+        assert found == held - 1, (where, number, found, held)
+
+
+# Trees.
+
+
+@pytest.mark.parametrize("size", [1, 2, 30, 600])
+def test_tree_rows_equal_chains(small: Any, other: Any, size: int) -> None:
+    """Also behind a prompt of one token (an empty cache) and one of several chunks."""
+    prompt = prompt_of(size)
+    small.prefill(prompt, never)
+    tree = tree_of(prompt[-1])
+    scores = small.score(tree, GREEDY)
+    for row in range(len(tree) + 1):
+        assert gap(scores.row(row), after(other, [*prompt, *tree.path(row)])) < CLOSE, row
+    small.accept([])
+    check_cells(small)
+
+
+def test_the_tree_check_above_can_fail(small: Any, other: Any) -> None:
+    prompt = prompt_of(30)
+    small.prefill(prompt, never)
+    scores = small.score(tree_of(prompt[-1]), GREEDY)
+    wrong = [*prompt, *PATHS[-2], 2]
+    assert gap(scores.row(len(PATHS)), after(other, wrong)) > 0.1
+    small.accept([])
+
+
+@pytest.mark.parametrize("path", [(), (3,), (4,), (3, 8), (4, 6, 7, 1)])
+def test_accepting_rows_apart_equals_a_fresh_prefill(
+    small: Any, other: Any, path: tuple[int, ...]
+) -> None:
+    prompt = prompt_of(20)
+    small.prefill(prompt, never)
+    tree = tree_of(prompt[-1])
+    small.score(tree, GREEDY)
+    rows = {tree.path(row): row for row in range(len(tree) + 1)}
+    small.accept([rows[path[: n + 1]] for n in range(len(path))])
+    assert small.cached == [*prompt, *path]
+    check_cells(small)
+    next_tree = tree_of(11)
+    other.prefill([*prompt, *path, 11], never)
+    ours, theirs = small.score(next_tree, GREEDY), other.score(next_tree, GREEDY)
+    for row in range(len(next_tree) + 1):
+        assert gap(ours.row(row), theirs.row(row)) < CLOSE
+    small.accept([])
+    other.accept([])
+
+
+@pytest.mark.parametrize(
+    ("later", "reused"),
+    [
+        ([1, 2, 3, 4, 5, 6], 4),
+        ([1, 2, 3, 4, 5], 4),
+        ([1, 2, 3], 2),
+        ([1, 2, 9, 4, 5], 2),
+        ([9, 1, 2], 0),
+        ([1], 0),
+    ],
+)
+def test_prefill_reuses_the_longest_common_prefix(
+    small: Any, other: Any, later: list[int], reused: int
+) -> None:
+    small.reset()
+    assert small.prefill([1, 2, 3, 4, 5], never).reused == 0
+    assert small.prefill(later, never).reused == reused
+    assert small.cached == later[:-1]
+    check_cells(small)
+    row = small.score(Tree(later[-1]), GREEDY).row(0)
+    assert gap(row, after(other, later)) < CLOSE
+    small.accept([])
+
+
+def test_a_forward_that_is_not_accepted_leaves_no_trace(small: Any, other: Any) -> None:
+    """Whether the next prompt goes on, is the same, or is another."""
+    for later in ([5, 6, 7, 8, 9], [5, 6, 7], [5, 6], [8, 6, 7]):
+        small.prefill([5, 6, 7], never)
+        small.score(tree_of(7), GREEDY)
+        small.prefill(later, never)
+        check_cells(small)
+        row = small.score(Tree(later[-1]), GREEDY).row(0).copy()
+        assert gap(row, after(other, later)) < CLOSE
+        small.accept([])
+
+
+class Trees:
+    """Random trees of random shapes, with few different tokens, so that many are repeated."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+
+    def token(self) -> int:
+        return self.draw.randrange(12) if self.draw.random() < 0.7 else self.draw.randrange(6144)
+
+    def tree(self, root: int) -> Tree:
+        draw, tree = self.draw, Tree(root)
+        size = draw.choice((0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 40, 64, 128))
+        shape = draw.choice(("chain", "star", "comb", "any", "any", "twins"))
+        spine = 0
+        for number in range(size):
+            rows = len(tree.tokens)
+            parent = {
+                "chain": rows - 1,
+                "star": 0,
+                "comb": spine,
+                "any": draw.randrange(rows),
+                "twins": draw.randrange(max(0, rows - 4), rows),
+            }[shape]
+            row = tree.add(parent, self.token(), "")
+            if number % 3 == 0:
+                spine = row
+        return tree
+
+    def path(self, tree: Tree) -> list[int]:
+        """Rows that are accepted: none, some, or all down to a leaf."""
+        stay, row, rows = self.draw.choice((0.0, 0.5, 0.8, 1.0)), 0, list[int]()
+        while tree.children[row] and self.draw.random() < stay:
+            row = self.draw.choice([*tree.children[row].values()])
+            rows.append(row)
+        return rows
+
+    def prompt(self, text: Sequence[int]) -> list[int]:
+        """What is asked next: the text, now and then shortened, changed or a new one."""
+        chance, tokens = self.draw.random(), [*text]
+        if len(tokens) > 250 or chance < 0.06:
+            tokens = tokens[: self.draw.randrange(1, 120)]
+        if chance < 0.03 or (tokens and chance > 0.98):
+            tokens += [self.token() for _ in range(self.draw.randrange(40))]
+        return tokens or [self.token()]
+
+
+TREES = 10_000
+
+
+def test_ten_thousand_random_trees(small: Any, other: Any) -> None:
+    """After each: the cache, every sequence of it. Now and then: the logits, and the cells used."""
+    made, text = Trees(20_261_121), [1]
+    small.reset()
+    worst, rolled = 0.0, 0
+    cells = cells_of(other)
+    for step in range(TREES):
+        where = f"tree {step}"
+        text = made.prompt(text)
+        before = len(small.cached)
+        small.prefill(text, never)
+        assert small.cached == text[:-1], where
+        rolled += len(small.cached) < before
+        tree = made.tree(text[-1])
+        scores = small.score(tree, GREEDY)
+        rows = made.path(tree)
+        last = scores.row(rows[-1] if rows else 0).copy()
+        if made.draw.random() < 0.01:
+            continue  # nothing is accepted: the next prompt has to clear it away
+        small.accept(rows)
+        decided = [*text, *(tree.tokens[row] for row in rows)]
+        assert small.cached == decided, where
+        check_cells(small, where)
+        if step % 20 == 0:
+            worst = max(worst, gap(last, after(other, decided)))
+            follow = small.score(Tree(7), GREEDY).row(0).copy()
+            small.accept([])
+            worst = max(worst, gap(follow, after(other, [*decided, 7])))
+            assert worst < CLOSE, where
+            decided.append(7)
+            for number in small.order:
+                held = len(decided) if number == small.order[0] else small.held[number]
+                assert size_of(small, number) == cells(held), (where, number)
+        text = [*decided, made.token()]
+    assert rolled > 300
+
+
+def size_of(backend: Any, number: int) -> int:
+    """Bytes it would take to store what a sequence holds."""
+    import llama_cpp
+
+    return int(llama_cpp.llama_state_seq_get_size(backend.context, number))
+
+
+def cells_of(backend: Any) -> Callable[[int], int]:
+    """The size of a sequence of so many cells, told by caches that never saw a tree."""
+    sizes = []
+    for held in (1, 2, 9):
+        backend.reset()
+        backend.prefill([5] * (held + 1), never)
+        sizes.append(size_of(backend, backend.order[0]))
+    backend.reset()
+    empty = size_of(backend, backend.order[0])
+    step = sizes[1] - sizes[0]
+    assert step > 0 and sizes[2] == sizes[0] + 8 * step
+    return lambda held: sizes[0] + (held - 1) * step if held else empty
+
+
+def test_after_many_trees_the_cache_can_be_filled_to_its_last_cell(
+    gguf_files: dict[str, Path],
+) -> None:
+    """A cell that is lost would be missed here; one more token than it has is a clear error."""
+    backend = opened_gguf(gguf_files["small-F32"], context_length=64)
+    made, text = Trees(5), [1]
+    for _ in range(300):
+        text = made.prompt(text)[:60]
+        backend.prefill(text, never)
+        tree = made.tree(text[-1])
+        backend.score(tree, GREEDY)
+        rows = made.path(tree)
+        backend.accept(rows)
+        text = [*backend.cached, made.token()]
+    check_cells(backend)
+    full = prompt_of(backend.cells + 1)
+    backend.prefill(full, never)
+    assert len(backend.cached) == backend.cells
+    check_cells(backend)
+    backend.reset()
+    with pytest.raises(ModelError, match="its cache is full"):
+        backend.prefill(prompt_of(backend.cells + 2), never)
+    fits = prompt_of(backend.cells + 1 - 129)
+    backend.prefill(fits, never)
+    backend.score(tree_of(fits[-1], [(token,) for token in range(128)]), GREEDY)
+    backend.accept([128])
+    check_cells(backend)
+
+
+def test_more_rows_than_there_is_room_for_are_our_own_mistake(tiny: Any) -> None:
+    tiny.prefill([5], never)
+    wide = Tree(5)
+    for token in range(256):
+        wide.add(len(wide) if token else 0, token % 200, "")
+    with pytest.raises(AssertionError, match="257 rows after 0"):
+        tiny.score(wide, GREEDY)
+    tiny.reset()
+
+
+def test_the_largest_tree_fits(tiny: Any) -> None:
+    wide = Adversary(lambda tokens: [(token,) for token in range(200)])
+    wanted = Generation(GREEDY, max_tokens=6)
+    fast = events_of(tiny, [9, 8, 7], wanted, [wide], Drafting(nodes=128))
+    assert fast[0].proposed == {"model": 128}
+    tiny.reset()
+    assert_lossless(events_of(tiny, [9, 8, 7], wanted), fast)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, top_k=9), Sampling(1.3, top_p=0.8)])
+def test_scores_are_read_from_the_logits(small: Any, sampling: Sampling) -> None:
+    prompt = prompt_of(12)
+    small.prefill(prompt, never)
+    tree = tree_of(prompt[-1])
+    scores = small.score(tree, sampling)
+    assert [*scores.positions] == [12 + depth for depth in tree.depths], "of what follows"
+    for row in range(len(tree) + 1):
+        law = scores.distribution(row)
+        assert law.shape == (6144,) and law[scores.choose(row)] > 0
+        assert (law == distribution(scores.row(row), sampling)).all()
+        likely = scores.likely(row)
+        assert likely == sorted(likely, key=lambda pair: -pair[1])
+        assert likely[0][0] == int(np.argmax(scores.row(row)))
+        assert all(scores.probability(row, token) == share for token, share in likely)
+    small.accept([])
+
+
+# Prompts: chunks, stopping, what is no token.
+
+
+@pytest.mark.parametrize("size", [32, 64, 512])
+def test_a_long_prompt_is_read_in_chunks(
+    gguf_files: dict[str, Path], other: Any, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    backend, prompt = opened_gguf(gguf_files["small-F32"], batch_size=size), prompt_of(1201)
+    rows = counted(monkeypatch)
+    backend.prefill(prompt, never)
+    assert rows == [size] * (1200 // size) + ([1200 % size] if 1200 % size else [])
+    tree = tree_of(prompt[-1])
+    scores = backend.score(tree, GREEDY)
+    found = scores.row(len(tree)).copy()
+    assert gap(found, after(other, [*prompt, *PATHS[-1]])) < CLOSE
+
+
+class Stop:
+    """Turns true at the n-th time it is asked, and stays so."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.asked = at, 0
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        return self.asked >= self.at
+
+
+def test_a_cancelled_prompt_stops_within_a_forward_and_goes_on_later(
+    gguf_files: dict[str, Path], other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every node of its graph the library asks; what was read by then is thrown away."""
+    backend = opened_gguf(gguf_files["small-F32"], batch_size=256)
+    prompt = prompt_of(1500)
+    wanted = after(other, prompt)
+    whole = Stop(10**9)
+    rows = counted(monkeypatch)
+    backend.prefill(prompt, whole)
+    per_forward = whole.asked / len(rows)
+    assert len(rows) == 6 and per_forward > 20
+    lengths = set()
+    for at in (1, 2, 9, 30, whole.asked // 2, whole.asked - 9):
+        backend.reset()
+        stop = Stop(at)
+        rows.clear()
+        assert backend.prefill(prompt, stop).reused == 0
+        # Asked once more to tell a stop from a failure, and for the next chunk.
+        assert stop.asked <= at + 3, "it stops at once"
+        # The first time it is asked before the first forward.
+        assert len(rows) == (0 if at == 1 else -(-at // per_forward))
+        assert len(backend.cached) % 256 == 0 and backend.cached == prompt[: len(backend.cached)]
+        assert len(backend.cached) < 1499
+        check_cells(backend)
+        lengths.add(len(backend.cached))
+        assert backend.prefill(prompt, never).reused in lengths
+        found = backend.score(Tree(prompt[-1]), GREEDY).row(0).copy()
+        assert gap(found, wanted) < CLOSE
+        backend.accept([])
+    assert len(lengths) > 2
+
+
+def test_a_cancelled_prompt_ends_without_a_token(small: Any) -> None:
+    small.reset()
+    steps = events_of(small, prompt_of(700), Generation(GREEDY), cancelled=lambda: True)
+    assert steps == [Step(0, (), finish="cancelled")] and small.cached == []
+
+
+def test_once_a_prompt_is_read_the_library_asks_no_more(small: Any) -> None:
+    """Each question would wait for Python's lock."""
+    asked = Stop(10**9)
+    small.reset()
+    small.prefill(prompt_of(40), asked)
+    before = asked.asked
+    assert before > 10
+    small.score(tree_of(prompt_of(40)[-1]), GREEDY)
+    small.accept([])
+    assert asked.asked == before
+
+
+def test_turns_do_not_get_dearer_as_the_history_grows(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a turn reads is its own new words, however long the conversation is."""
+    small.reset()
+    chat, messages, read = Chat(small), list[Message](), []
+    rows = counted(monkeypatch)
+    wanted = Generation(Sampling(0.7, seed=3), max_tokens=30)
+    for _ in range(6):
+        messages.append(Message("user", "And what did the fox do next?"))
+        rows.clear()
+        events = list(chat.reply(chat.prompt(messages), [], wanted, Drafting(nodes=0)))
+        steps = [event for event in events if isinstance(event, Step)]
+        prefill = events[0]
+        assert isinstance(prefill, Prefill)
+        fed = sum(rows) - len(steps)
+        assert fed == prefill.tokens - prefill.reused - 1
+        read.append(fed)
+        messages.append(Message("assistant", "".join(t.text for t in tokens_of(steps))))
+    assert max(read[1:]) <= read[0] + 4 and len(chat.tokens) > 5 * read[0]
+
+
+@pytest.mark.parametrize("token", [-1, 260, 2**31 - 1, 2**40])
+def test_what_is_no_token_is_refused(tiny: Any, token: int) -> None:
+    tiny.prefill([5, 6, 7], never)
+    with pytest.raises(PromptError, match="none of the 260 of the model"):
+        tiny.prefill([5, token, 7], never)
+    assert tiny.cached == [5, 6]
+    check_cells(tiny)
+
+
+# Forwards that fail.
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -2, -3])
+@pytest.mark.parametrize("when", ["prompt", "tree"])
+def test_a_failed_forward_is_an_error_and_the_next_answer_works(
+    small: Any, other: Any, monkeypatch: pytest.MonkeyPatch, when: str, code: int
+) -> None:
+    import llama_cpp
+
+    prompt = prompt_of(40)
+    small.prefill(prompt[:20] if when == "prompt" else prompt, never)
+    with monkeypatch.context() as patched:
+        patched.setattr(llama_cpp, "llama_decode", lambda context, batch: code)
+        with pytest.raises(ModelError) as caught:
+            if when == "prompt":
+                small.prefill(prompt, never)
+            small.score(tree_of(prompt[-1]), GREEDY)
+    rows = 20 if when == "prompt" else 9
+    text = str(caught.value)
+    assert f"A forward of small-F32 over {rows} tokens failed" in text
+    assert ("its cache is full" if code == 1 else f"llama_decode returned {code}") in text
+    assert "Send the message again" in text and text.endswith(".")
+    assert small.cached == []
+    check_cells(small)
+    small.prefill(prompt, never)
+    scores = small.score(tree_of(prompt[-1]), GREEDY)
+    found = scores.row(len(PATHS)).copy()
+    assert gap(found, after(other, [*prompt, *PATHS[-1]])) < CLOSE
+    small.accept([])
+
+
+def test_an_answer_that_fails_in_its_middle_can_be_asked_for_again(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_cpp
+
+    decode, wanted = llama_cpp.llama_decode, Generation(Sampling(1.5, seed=1), max_tokens=20)
+    small.reset()
+    plain = events_of(small, prompt_of(9), wanted)
+    assert len(plain) > 9
+    left: Iterator[bool] = iter([True] * 7)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            llama_cpp, "llama_decode", lambda *given: decode(*given) if next(left, False) else -3
+        )
+        with pytest.raises(ModelError, match="llama_decode returned -3"):
+            events_of(small, prompt_of(9), wanted)
+    assert_lossless(plain, events_of(small, prompt_of(9), wanted))
+
+
+def test_a_cache_that_does_not_roll_back_is_an_error(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_cpp
+
+    small.prefill([5, 6, 7], never)
+    small.score(tree_of(7), GREEDY)
+    with monkeypatch.context() as patched:
+        patched.setattr(llama_cpp, "llama_memory_seq_rm", lambda *_: False)
+        with pytest.raises(ModelError, match="cannot be rolled back. Choose the method plain"):
+            small.accept([1])
+        assert small.cached == []
+        # A prompt then begins anew instead.
+        small.prefill([5, 6, 7, 8], never)
+        assert small.prefill([5, 6, 9], never).reused == 0 and small.cached == [5, 6]
+    check_cells(small)
+
+
+# Memory.
+
+
+def test_a_model_is_freed_with_its_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The context before the model, each once, and without waiting for the garbage collector."""
+    import llama_cpp
+
+    path, freed = tiny_gguf(tmp_path / "tiny.gguf"), list[str]()
+    backend = opened_gguf(path)
+    for name in ("llama_free", "llama_model_free"):
+        own = getattr(llama_cpp, name)
+        monkeypatch.setattr(
+            llama_cpp, name, lambda raw, name=name, own=own: (freed.append(name), own(raw))
+        )
+    events_of(backend, [5, 6, 7], Generation(GREEDY, max_tokens=5))
+    dropped = weakref.ref(backend)
+    gc.disable()
+    try:
+        del backend
+        assert dropped() is None and freed == ["llama_free", "llama_model_free"]
+    finally:
+        gc.enable()
+
+
+def test_loading_again_and_again_takes_no_more_memory(gguf_files: dict[str, Path]) -> None:
+    process, cycles = psutil.Process(), 30
+
+    def cycle() -> None:
+        backend = opened_gguf(gguf_files["small-F32"], context_length=512)
+        events_of(backend, prompt_of(60), Generation(GREEDY, max_tokens=3))
+
+    for _ in range(4):
+        cycle()
+    before = process.memory_info().rss
+    for _ in range(cycles):
+        cycle()
+    grown = process.memory_info().rss - before
+    assert grown < 6 << 20, f"{grown / 2**20:.1f} MiB more after {cycles} models"
+
+
+# Texts.
+
+
+EMBEDDED_WORDS = st.sampled_from(
+    ["<|end|>", "<|user|>", "<|bos|>", "<|assistant|>", "<|", "|>", "Ġ", "<0x0A>", "\n\n", " "]
+)
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=12),
+        EMBEDDED_WORDS,
+        st.text(alphabet="😀👨‍👩‍👧é日本ß\0\u200d\ufeff\u00a0", max_size=6),
+        st.text(alphabet=st.characters(codec="ascii"), max_size=20),
+    ),
+    max_size=6,
+).map("".join)
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(text=TEXTS)
+def test_every_text_comes_back(gguf_target: Any, text: str) -> None:
+    tokens = gguf_target.tokenize(text)
+    assert all(0 <= token < gguf_target.info.vocabulary_size for token in tokens)
+    assert gguf_target.detokenize(tokens) == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ud83d", "😀\udc00<|end|>"])
+def test_half_characters_become_question_marks(gguf_target: Any, text: str) -> None:
+    tokens = gguf_target.tokenize(text)
+    assert gguf_target.detokenize(tokens) == text.encode("utf-8", "replace").decode()
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(tokens=st.lists(st.integers(0, 6143), max_size=30))
+def test_any_tokens_are_a_text(gguf_target: Any, tokens: list[int]) -> None:
+    text = gguf_target.detokenize(tokens)
+    pieces = b"".join(gguf_target.tokens.pieces[token] for token in tokens)
+    assert text == pieces.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 300_000, " " * 300_000, "!?" * 150_000, "日" * 100_000, "a \n" * 60_000, "\n" * 90_000],
+    ids=lambda text: repr(text[:3]),
+)
+@pytest.mark.parametrize("pre", ["gpt-2", "tekken", "deepseek-llm", "gpt-4o"])
+def test_texts_of_any_length_are_tokenized(tmp_path: Path, pre: str, text: str) -> None:
+    """The library's expressions call themselves once per character of a run."""
+    backend = opened_gguf(tiny_gguf(tmp_path / "tiny.gguf", tokenizer__ggml__pre=pre))
+    tokens = backend.tokenize(text)
+    assert backend.detokenize(tokens) == text
+
+
+def test_where_a_long_text_is_cut_its_words_stay_whole() -> None:
+    from engine.backends.llamacpp import LONGEST, parts
+
+    words = " ".join(["word"] * LONGEST)
+    assert parts(words) == [words] and parts("") == [""]
+    for run in ("x" * (2 * LONGEST + 5), " " * (LONGEST + 1)):
+        text = f"before{'' if run[0] == 'x' else 'x'} {run} after <|end|>"
+        pieces = parts(text)
+        assert "".join(pieces) == text and len(pieces) == 1 + len(run.strip(" ") or run) // LONGEST
+        assert max(len(piece) for piece in pieces) <= LONGEST + len("before  after <|end|>x")
+
+
+def test_the_vocabulary_is_as_the_file_writes_it(tiny: Any) -> None:
+    names = tiny.vocabulary()
+    assert names == ["<s>", "</s>", *byte_tokens(), "Ġt", "he"]
+    assert tiny.info.vocabulary_size == 260 and tiny.info.eos_ids == {1}
+    assert tiny.detokenize(tiny.tokenize("the</s>")) == "the</s>"
+    assert tiny.tokenize("</s>") == [1], "special tokens are read as such"
+
+
+def test_padding_behind_the_vocabulary_is_left_out(tmp_path: Path) -> None:
+    """As weights are padded beyond it, such tokens are in no text."""
+    words = ["<s>", "</s>", *byte_tokens(), "Ġt", "he"]
+    kinds = [3, 3] + [1] * 254 + [5] * 4
+    path = tiny_gguf(tmp_path / "x.gguf", tokenizer__ggml__token_type=kinds)
+    backend = opened_gguf(path)
+    assert backend.vocabulary() == words[:256] and backend.info.vocabulary_size == 260
+
+
+def test_another_vocabulary_is_refused(tiny: Any, gguf_target: Any) -> None:
+    with pytest.raises(ModelError) as caught:
+        check_vocabulary(gguf_target, tiny)
+    text = str(caught.value)
+    assert "tiny cannot draft for target-F32: it has 260 tokens, not 6,144; " in text
+    assert "the first token that differs is 0: '<s>', not '<|bos|>'" in text
+
+
+def test_a_tokenizer_of_another_type_is_refused(tmp_path: Path, tiny: Any) -> None:
+    """The same tokens, put together by another rule."""
+    words = ["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁t", "▁"]
+    kinds = [3, 3] + [6] * 256 + [1, 1]
+    values = {
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.merges": None,
+    }
+    pieces, scores = opened_with(tmp_path / "t5.gguf", "t5", values), "its tokenizer is Unigram"
+    with pytest.raises(ModelError, match=f"{scores}, not BPE"):
+        check_vocabulary(tiny, pieces)
+    other = opened_with(tmp_path / "llama.gguf", "llama", values)
+    assert other.info.tokenizer_type == "BPE"
+    for text in ("the", "é日😀\0", " the  t\n", "x" * 20_000):
+        assert other.detokenize(other.tokenize(text)) == f" {text}"
+
+
+def opened_with(path: Path, kind: str, values: dict[str, Any]) -> Any:
+    """A tiny model with a vocabulary of another kind."""
+    changed = {name.replace(".", "__"): value for name, value in values.items()}
+    scores = [float(-number) for number in range(260)]
+    return opened_gguf(
+        tiny_gguf(path, tokenizer__ggml__model=kind, tokenizer__ggml__scores=scores, **changed)
+    )
+
+
+# The same model behind both libraries.
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_both_libraries_say_the_same(gguf_target: Any, embedded: Any, temperature: float) -> None:
+    """At every temperature: what is drawn depends on logits, seed and position alone."""
+    chat, lengths = Chat(embedded), []
+    questions = (*QUESTIONS, "Write a poem about the sea.", "Hello!")
+    for seed, question in enumerate(questions):
+        messages = [Message("system", "Be brief."), Message("user", question)]
+        prompt = chat.prompt(messages, known=())
+        assert Chat(gguf_target).prompt(messages, known=()) == prompt
+        wanted = Generation(Sampling(temperature, seed=seed), max_tokens=60)
+        gguf_target.reset()
+        theirs, ours = (events_of(model, prompt, wanted) for model in (embedded, gguf_target))
+        assert_lossless(theirs, ours)
+        lengths.append(len(ours))
+    assert sum(lengths) > 100, lengths
+
+
+@pytest.mark.model
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(text=TEXTS)
+def test_both_tokenizers_are_one(gguf_target: Any, embedded: Any, text: str) -> None:
+    tokens = embedded.tokenize(text)
+    assert gguf_target.tokenize(text) == tokens
+    assert gguf_target.detokenize(tokens) == embedded.detokenize(tokens) == text
+
+
+@pytest.mark.model
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(tokens=st.lists(st.integers(0, 6143), max_size=30))
+def test_both_read_any_tokens_alike(gguf_target: Any, embedded: Any, tokens: list[int]) -> None:
+    assert gguf_target.detokenize(tokens) == embedded.detokenize(tokens)
+
+
+TURNS = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXTS),
+    min_size=1,
+    max_size=5,
+).map(lambda turns: [Message(role, text) for role, text in turns])
+
+
+@pytest.mark.model
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(turns=TURNS)
+def test_both_write_a_conversation_alike(
+    gguf_target: Any, embedded: Any, turns: list[Message]
+) -> None:
+    assert gguf_target.render(turns) == embedded.render(turns)
+
+
+@pytest.mark.model
+def test_both_have_the_same_vocabulary(
+    gguf_target: Any, gguf_drafts: dict[str, Any], embedded: Any, embedded_drafts: dict[str, Any]
+) -> None:
+    for one in (embedded, *embedded_drafts.values()):
+        for other in (gguf_target, *gguf_drafts.values()):
+            assert one.vocabulary() == other.vocabulary()
+            assert one.info.tokenizer_fingerprint == other.info.tokenizer_fingerprint
+            assert one.info.tokenizer_type == other.info.tokenizer_type == "BPE"
+            assert one.info.vocabulary_size == other.info.vocabulary_size
+            assert one.info.eos_ids == other.info.eos_ids
+            check_vocabulary(one, other)
+            check_vocabulary(other, one)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 2},
+        {"batch_size": 32},
+        {"context_length": 600},
+        {"flash_attention": "off"},
+        {"cache_type": "f32"},
+        {"gpu_layers": 0},
+    ],
+    ids=str,
+)
+def test_settings_that_change_no_number(
+    gguf_files: dict[str, Path], other: Any, changes: dict[str, Any]
+) -> None:
+    backend, prompt = opened_gguf(gguf_files["small-F32"], **changes), prompt_of(300)
+    backend.prefill(prompt, never)
+    scores = backend.score(tree_of(prompt[-1]), GREEDY)
+    found = scores.row(len(PATHS)).copy()
+    assert gap(found, after(other, [*prompt, *PATHS[-1]])) < CLOSE
+    assert backend.info.threads == changes.get("threads", 1)
+    assert backend.info.context_length == changes.get("context_length", 2048)
+
+
+@pytest.mark.parametrize("attention", ["auto", "on"])
+@pytest.mark.parametrize(("kind", "near"), [("f16", 0.05), ("q8_0", 0.3), ("q4_0", 3.0)])
+def test_caches_of_fewer_bits_are_near(
+    gguf_files: dict[str, Path], other: Any, attention: str, kind: str, near: float
+) -> None:
+    backend = opened_gguf(gguf_files["small-F32"], cache_type=kind, flash_attention=attention)
+    assert backend.info.leaves == 128 and backend.info.note == ""
+    prompt = prompt_of(60)
+    backend.prefill(prompt, never)
+    scores = backend.score(tree_of(prompt[-1]), GREEDY)
+    found = scores.row(len(PATHS)).copy()
+    assert 0 < gap(found, after(other, [*prompt, *PATHS[-1]])) < near
+
+
+def test_float32_with_flash_attention_still_verifies_trees(gguf_files: dict[str, Path]) -> None:
+    """It rounds to float16, which is no fault of the tree."""
+    for kind in ("small", "mid", "target"):
+        info = opened_gguf(gguf_files[f"{kind}-F32"], flash_attention="on").info
+        assert (info.leaves, info.note) == (128, "")
+
+
+# Other architectures.
+
+
+def test_a_model_that_keeps_a_state_decodes_plainly(
+    gguf_files: dict[str, Path], tmp_path: Path
+) -> None:
+    import llama_cpp
+
+    backend = opened_gguf(mamba_gguf(gguf_files["small-F32"], tmp_path / "mamba.gguf"))
+    assert not backend.info.can_tree
+    assert backend.info.note == (
+        "mamba decodes plainly: its layers keep a state that cannot be rolled back."
+    )
+    assert llama_cpp.llama_n_seq_max(backend.context) == 1, "a state per sequence would be large"
+    prompt = prompt_of(20)
+    read = partial(backend.prefill, cancelled=never)
+    backend.reset()
+    assert read(prompt).reused == 0 and read([*prompt, 5, 6]).reused == 19
+    row = backend.score(Tree(6), GREEDY).row(0).copy()
+    backend.accept([])
+    assert gap(row, after(backend, [*prompt, 5, 6])) < CLOSE
+    backend.accept([])
+    assert read([*prompt[:10], 5, 6]).reused == 0, "it cannot roll back"
+    row = backend.score(Tree(6), GREEDY).row(0).copy()
+    backend.accept([])
+    assert gap(row, after(backend, [*prompt[:10], 5, 6])) < CLOSE
+    wanted = Generation(Sampling(0.7, seed=1), max_tokens=20)
+    plain = events_of(backend, prompt, wanted)
+    truth = [*prompt, *(token.id for token in tokens_of(plain))]
+    known = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 5])])
+    again = events_of(backend, prompt, wanted, [known])
+    assert_lossless(plain, again)
+    assert not any(step.proposed for step in again)
+
+
+def test_a_cancelled_prompt_of_a_model_that_keeps_a_state_begins_anew(
+    gguf_files: dict[str, Path], tmp_path: Path
+) -> None:
+    path = mamba_gguf(gguf_files["small-F32"], tmp_path / "mamba.gguf")
+    backend, prompt = opened_gguf(path, batch_size=64), prompt_of(400)
+    wanted, whole = after(backend, prompt), Stop(10**9)
+    backend.reset()
+    backend.prefill(prompt, whole)
+    for share in (0, 0.3, 0.6, 0.9):
+        backend.reset()
+        backend.prefill(prompt, Stop(1 + int(share * whole.asked)))
+        assert backend.cached == prompt[: len(backend.cached)] and len(backend.cached) < 399
+        backend.prefill(prompt, never)
+        assert gap(backend.score(Tree(prompt[-1]), GREEDY).row(0), wanted) < CLOSE
+
+
+def test_a_model_of_many_positions_decodes_plainly(
+    gguf_files: dict[str, Path], tmp_path: Path
+) -> None:
+    backend = opened_gguf(turning_gguf(gguf_files["small-F32"], tmp_path / "turning.gguf"))
+    assert not backend.info.can_tree
+    assert "its positions have several parts" in backend.info.note
+    prompt = prompt_of(20)
+    backend.prefill(prompt, never)
+    assert backend.prefill([*prompt[:10], 5, 6], never).reused == 10
+    row = backend.score(Tree(6), GREEDY).row(0).copy()
+    backend.accept([])
+    assert gap(row, after(backend, [*prompt[:10], 5, 6])) < CLOSE
+
+
+@pytest.mark.parametrize("window", [8, 64])
+def test_a_window_smaller_than_the_text_is_respected(
+    gguf_files: dict[str, Path], tmp_path: Path, window: int
+) -> None:
+    """Trees that begin inside, at the edge of, and beyond the window; also after going back."""
+    path = window_gguf(gguf_files["small-F32"], tmp_path / "window.gguf", window)
+    backend, fresh = opened_gguf(path), opened_gguf(path)
+    assert backend.info.can_tree and backend.info.leaves == 128
+    for size in (1, 4, 7, 8, 9, 20, 63, 64, 65, 200, 150, 66, 30, 9, 2):
+        prompt = prompt_of(size)
+        backend.prefill(prompt, never)
+        tree = tree_of(prompt[-1])
+        scores = backend.score(tree, GREEDY)
+        for row in range(len(tree) + 1):
+            chain = [*prompt, *tree.path(row)]
+            assert gap(scores.row(row), after(fresh, chain)) < 10 * CLOSE, (size, row)
+        backend.accept([1, 2])
+        check_cells(backend)
+    far = prompt_of(50)
+    near = [(far[0] + 1) % 6144, *far[1:]]
+    reach = gap(after(fresh, far), after(fresh, near))
+    assert (reach < CLOSE) == (window == 8), "a layer of 8 does not see so far back"
+
+
+def test_a_tree_across_the_window_is_checked_at_load(
+    gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.backends import check
+
+    sizes, tree_gap = list[int](), check.tree_gap
+
+    def noted(*given: Any) -> float:
+        sizes.append(given[4])
+        return tree_gap(*given)
+
+    monkeypatch.setattr(check, "tree_gap", noted)
+    path = window_gguf(gguf_files["small-F32"], tmp_path / "window.gguf", 64)
+    assert opened_gguf(path).info.note == "" and sizes == [7, 63]
+
+
+def test_rotary_factors_are_chosen_once_for_all_lengths(tmp_path: Path) -> None:
+    """By the room of the context: where it is longer than the original one, the long ones are
+    those of short texts, too. So nothing changes at the switch."""
+    texts = [prompt_of(size, 250) for size in (10, 60, 64, 65, 100)]
+    made = {
+        factors: opened_gguf(longrope_gguf(tmp_path / f"{number}.gguf", *factors))
+        for number, factors in enumerate([(1.0, 9.0), (9.0, 9.0), (1.0, 1.0)])
+    }
+    both, long, short = made.values()
+    for text in texts:
+        wanted = after(long, text)
+        assert gap(after(both, text), wanted) < CLOSE < 0.1 < gap(after(short, text), wanted)
+    text = [*texts[-1][:30], *reversed(prompt_of(31, 250))]
+    both.reset()
+    both.prefill(texts[-1], never)
+    assert both.prefill(text, never) == Filled(31, True), "30 and one that is the same by chance"
+    tree = tree_of(text[-1])
+    scores = both.score(tree, GREEDY)
+    rows = [scores.row(row).copy() for row in range(len(tree) + 1)]
+    both.accept([])
+    for row, found in enumerate(rows):
+        assert gap(found, after(both, [*text, *tree.path(row)])) < CLOSE
+    assert both.room(64) is None
+
+
+def test_a_long_text_behind_a_window_can_be_gone_back_in(
+    gguf_files: dict[str, Path], tmp_path: Path
+) -> None:
+    """What no layer looks at any more is still there when it is needed again."""
+    path = window_gguf(gguf_files["small-F32"], tmp_path / "window.gguf", 8)
+    backend, fresh = opened_gguf(path), opened_gguf(path)
+    for size, reused in ((2040, 0), (300, 299), (700, 300), (20, 19)):
+        prompt = prompt_of(size)
+        assert backend.prefill(prompt, never).reused == reused
+        tree = tree_of(prompt[-1])
+        found = backend.score(tree, GREEDY).row(len(tree)).copy()
+        assert gap(found, after(fresh, [*prompt, *PATHS[-1]])) < 10 * CLOSE, size
+        backend.accept([])
+        check_cells(backend)

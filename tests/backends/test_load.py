@@ -1,0 +1,293 @@
+"""Loading: what cannot be used is refused in a sentence, and a hub id is fetched and remembered."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.settings import Sampling
+from tests.backends.test_transformers import load, prompt_of, save_model
+from tests.conftest import EMBEDDED, ROOT
+from tests.support.hub import Hub, serving
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("llama-gqa", tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    """A copy of a sound model, to be broken."""
+    return Path(shutil.copytree(sound, tmp_path / "model"))
+
+
+def refused(folder: Path | str, **options: Any) -> str:
+    from engine.errors import ModelError
+    from engine.models.load_transformers import load_transformers
+
+    with pytest.raises(ModelError) as caught:
+        load_transformers(str(folder), **{"device": "cpu", **options})
+    text = str(caught.value)
+    assert text.endswith(".") and "\n" not in text and "Traceback" not in text
+    return text
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_what_is_known_of_a_loaded_model(embedded: Any) -> None:
+    info = embedded.info
+    assert (info.name, info.kind, info.device) == ("target", "transformers", "cpu")
+    assert (info.vocabulary_size, info.context_length) == (6144, 2048)
+    assert info.can_tree and info.note == "" and info.dtype == "float32" and info.threads == 1
+    assert info.eos_ids == {1} and info.memory_bytes == 4 * info.parameters > 1_000_000
+    assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 16
+
+
+def test_the_context_is_the_smaller_of_the_models_and_the_wanted_one(sound: Path) -> None:
+    assert load(sound).info.context_length == 256
+    assert load(sound, context_length=100).info.context_length == 100
+
+
+def test_names_and_fingerprints(sound: Path, tmp_path: Path) -> None:
+    """The same weights elsewhere are the same model; other weights or words are not."""
+    first = load(sound).info
+    moved = load(Path(shutil.copytree(sound, tmp_path / "elsewhere"))).info
+    assert moved.name == "elsewhere"
+    assert moved.fingerprint == first.fingerprint
+    assert moved.tokenizer_fingerprint == first.tokenizer_fingerprint
+    other = shutil.copytree(sound, tmp_path / "other")
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    assert load(other).info.fingerprint != first.fingerprint
+    assert load(other).info.tokenizer_fingerprint == first.tokenizer_fingerprint
+    assert load(EMBEDDED).info.tokenizer_fingerprint != first.tokenizer_fingerprint
+
+
+def test_missing_folders_and_folders_without_a_config(tmp_path: Path) -> None:
+    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "has no config.json" in refused(tmp_path)
+    assert "does not exist" in refused("./nowhere/at/all")
+    assert "does not exist" in refused("~/no-such-model-folder")
+    (tmp_path / "file").write_text("x")
+    assert repr(str(tmp_path / "file")) in refused(tmp_path / "file")
+
+
+def test_a_home_folder_is_found(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.models.load_transformers import load_transformers
+
+    shutil.copytree(sound, tmp_path / "model")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_transformers("~/model", device="cpu").info.name == "model"
+
+
+def test_damaged_files(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for broken in (b"", b"\x00" * 100, whole[: len(whole) // 2], whole[:-3], b"\xff" * 8 + whole):
+        weights.write_bytes(broken)
+        assert "could not be loaded" in refused(folder)
+    weights.write_bytes(whole)
+    for name in ("config.json", "tokenizer.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text[: len(text) // 2])
+        assert "could not be loaded" in refused(folder)
+        (folder / name).write_text(text)
+    assert load(folder).info.can_tree
+
+
+def test_a_folder_without_a_tokenizer(folder: Path) -> None:
+    for path in folder.glob("token*"):
+        path.unlink()
+    assert "could not be loaded" in refused(folder)
+
+
+def test_weights_that_do_not_belong_to_the_config_are_refused(folder: Path) -> None:
+    change(folder / "config.json", hidden_size=64)
+    assert "could not be loaded" in refused(folder)
+
+
+def test_missing_weights_are_refused(folder: Path) -> None:
+    """A layer that is not in the file would be filled with random numbers."""
+    change(folder / "config.json", num_hidden_layers=3)
+    assert "could not be loaded" in refused(folder)
+
+
+class Evil:
+    """Unpickling it writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (self.path, "it ran"))
+
+
+def test_pickled_weights_are_refused_unread(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    proof = tmp_path / "ran"
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(proof)))
+    assert "safetensors" in refused(folder)
+    assert not proof.exists()
+
+
+def test_code_that_comes_with_a_model_is_not_run(folder: Path, tmp_path: Path) -> None:
+    proof = tmp_path / "ran"
+    (folder / "modeling_evil.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
+    (folder / "configuration_evil.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
+    change(
+        folder / "config.json",
+        model_type="evil",
+        auto_map={
+            "AutoConfig": "configuration_evil.EvilConfig",
+            "AutoModelForCausalLM": "modeling_evil.EvilModel",
+        },
+    )
+    assert "could not be loaded" in refused(folder)
+    assert not proof.exists()
+
+
+def test_an_unknown_architecture_and_one_that_writes_no_text(folder: Path) -> None:
+    change(folder / "config.json", model_type="no-such-type")
+    assert "could not be loaded" in refused(folder)
+    change(folder / "config.json", model_type="vit")
+    assert "could not be loaded" in refused(folder)
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:7", "", "meta"])
+def test_unknown_devices_are_refused_with_the_known_ones(sound: Path, device: str) -> None:
+    text = refused(sound, device=device)
+    assert repr(device) in text and "auto, cpu" in text
+
+
+@pytest.mark.parametrize("dtype", ["float3", "int8", "", "torch.float32"])
+def test_unknown_dtypes_are_refused_with_the_known_ones(sound: Path, dtype: str) -> None:
+    text = refused(sound, dtype=dtype)
+    assert repr(dtype) in text and "bfloat16" in text
+
+
+def test_what_looks_like_a_path() -> None:
+    from engine.models.load_transformers import looks_like_path
+
+    for path in ("/a/b", "./a", "../a", "~/a", "a/b/c", str(ROOT)):
+        assert looks_like_path(path), path
+    for name in ("owner/name", "gpt2"):
+        assert not looks_like_path(name), name
+
+
+# A hub id, against a server on this machine that speaks the hub's protocol.
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def hub(sound: Path) -> Iterator[Hub]:
+    with serving(Hub({"someone/tiny": files_of(sound)})) as hub:
+        yield hub
+
+
+LOADER = """
+import sys
+from engine.models.load_transformers import load_transformers
+from engine.errors import ModelError
+try:
+    info = load_transformers(sys.argv[1], device="cpu").info
+    print(info.name, info.can_tree, info.fingerprint, info.tokenizer_fingerprint)
+except ModelError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+def in_process(source: str, endpoint: str, home: Path, **environment: str) -> tuple[int, str]:
+    """Load in a process of its own: the hub's address is read when its client is imported."""
+    settings = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        **environment,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, source],
+        cwd=ROOT, env=settings, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout.strip()
+
+
+def test_a_hub_id_is_fetched_once_and_works_offline_afterwards(
+    hub: Hub, sound: Path, tmp_path: Path
+) -> None:
+    status, first = in_process("someone/tiny", hub.url, tmp_path)
+    assert status == 0 and first.startswith("someone/tiny True ")
+    assert first.split()[-1] == load(sound).info.tokenizer_fingerprint
+    assert len(hub.fetched("model.safetensors")) == 1
+    hub.asked.clear()
+    status, again = in_process("someone/tiny", hub.url, tmp_path, HF_HUB_OFFLINE="1")
+    assert (status, again) == (0, first) and hub.asked == []
+
+
+def test_an_unknown_hub_id_is_one_clear_sentence(hub: Hub, tmp_path: Path) -> None:
+    status, text = in_process("someone/else", hub.url, tmp_path)
+    assert status == 2 and "'someone/else' could not be loaded" in text
+
+
+def test_a_hub_repository_with_pickled_weights_only_is_refused(
+    hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    hub.repos["someone/tiny"] = files_of(folder)
+    status, text = in_process("someone/tiny", hub.url, tmp_path / "home")
+    assert status == 2 and "could not be loaded" in text and "safetensors" in text
+    assert not hub.fetched("pytorch_model.bin")
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_hub_id_without_a_network_is_a_clear_error(tmp_path: Path, offline: str) -> None:
+    """Port 9 refuses connections at once: what takes long here is what the client waits."""
+    status, text = in_process(
+        "someone/tiny", "http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE=offline
+    )
+    assert status == 2 and "'someone/tiny' could not be loaded" in text
+    assert "\n" not in text
+
+
+def test_the_model_can_be_used_after_loading(sound: Path) -> None:
+    backend = load(sound)
+    assert backend.cached == [] and backend.tree is None, "the check leaves nothing behind"
+    assert backend.prefill(prompt_of(9, 160), lambda: False).reused == 0
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, Sampling(0.6, 20, 0.95)),
+        ({"temperature": None}, Sampling()),
+        ({"temperature": -3.0}, Sampling()),
+    ],
+)
+def test_the_makers_sampler_settings_are_taken_where_they_are_usable(
+    given: dict[str, float | None], expected: Sampling
+) -> None:
+    from engine.models.load_transformers import recommended
+
+    model = SimpleNamespace(generation_config=SimpleNamespace(**given))
+    assert recommended(model) == expected

@@ -1,0 +1,474 @@
+"""Profiling: acceptance and survival are what real rounds have, and it may be stopped anywhere."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.backends.base import Backend
+from engine.backends.toy import END, ToyBackend, toy_logits
+from engine.decode import decode
+from engine.drafting.base import Drafter
+from engine.drafting.costs import CostCurve
+from engine.errors import Cancelled
+from engine.hsd.family import Family
+from engine.hsd.measure import (
+    BRANCH,
+    DEEPEST,
+    RAREST,
+    ROUND,
+    Judged,
+    Profiler,
+    Scored,
+    judge,
+    paced,
+    rounds_of,
+    starts,
+    survival_of,
+)
+from engine.hsd.planner import Recursion
+from engine.hsd.profile import Profile, Rounds
+from engine.prompt import Chat
+from engine.sampling import choose, distribution
+from engine.settings import Drafting, Generation, Sampling
+from engine.types import RULES, Message, Rule, Step, Token
+from tests.exhaustive.test_lossless import Adversary, Strict
+from tests.unit.test_verify import DRAFTS, SYMBOLS, TARGET, Logits, Small
+
+NAMES = ("tiny", "small", "mid")
+LOGITS = dict(zip(NAMES, DRAFTS, strict=True))
+PROMPTS = [[0, 1], [3, 2, 1, 4], [2, 2, 2]] * 8
+SAMPLINGS = [Sampling(1.0, seed=5), Sampling(0.7, top_k=4, seed=1)]
+CURVE = {0: 1e-4, 4: 1.2e-4, 63: 2e-4}
+
+
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are not measured but stated, which saves a second per model."""
+    if "model" not in request.keywords:
+        monkeypatch.setattr(
+            "engine.hsd.measure.measure_costs", lambda backend, seconds: CostCurve(CURVE)
+        )
+
+
+def profiler(
+    names: Sequence[str] = NAMES,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    sampling: Sampling | None = None,
+    **options: Any,
+) -> Profiler:
+    sampling = sampling or SAMPLINGS[0]
+    drafts = {name: Small(LOGITS[name]) for name in names}
+    return Profiler(Small(TARGET), drafts, prompts, sampling, **options)
+
+
+@cache
+def measured(sampling: Sampling) -> tuple[Profiler, Profile]:
+    work = profiler(sampling=sampling)
+    assert [*work.run()][-1] == 1.0
+    assert work.profile is not None
+    return work, work.profile
+
+
+def ids(events: Iterator[Any]) -> list[int]:
+    return [t.id for event in events if isinstance(event, Step) for t in event.tokens]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_acceptance_is_the_overlap_of_the_laws_along_the_targets_answers(
+    sampling: Sampling,
+) -> None:
+    work, profile = measured(sampling)
+    for below, name in enumerate(NAMES):
+        overlaps, equal, kept = [], [], []
+        for number, prompt in enumerate(PROMPTS):
+            own = replace(sampling, seed=sampling.seed + number)
+            wanted = Generation(own, 64)
+            answer = ids(decode(Small(TARGET), prompt, (), wanted, Drafting(nodes=0)))
+            text = [*prompt, *answer]
+            for at in range(len(prompt), len(text)):
+                before, token = tuple(text[at - 2 : at]), text[at]
+                q = np.float64(distribution(LOGITS[name](before), own))
+                p = np.float64(distribution(TARGET(before), own))
+                overlaps.append(np.minimum(p, q).sum())
+                equal.append(float(choose(LOGITS[name](before), own, at) == token))
+                kept.append(min(1.0, q[token] / p[token]))
+        assert profile.pairs[below, 3].acceptance == pytest.approx(np.mean(overlaps), abs=1e-6)
+        judged = work.judged[below, 3]
+        assert np.concatenate(judged.equal).tolist() == equal
+        assert np.concatenate(judged.kept) == pytest.approx(np.array(kept), abs=1e-6)
+        assert np.mean(kept) == pytest.approx(np.mean(overlaps), abs=0.05)
+        assert np.mean(equal) > (1 - 0.05) * np.mean(overlaps) / (2 - np.mean(overlaps))
+    assert profile.positions == len(overlaps) == 64 * len(PROMPTS)
+
+
+def test_drafts_are_judged_by_each_other_on_what_the_larger_one_says() -> None:
+    """Their laws along its own text, which is the target's up to where it goes on by itself."""
+    sampling = SAMPLINGS[0]
+    work, profile = measured(sampling)
+    for below, above in ((0, 1), (0, 2), (1, 2)):
+        judged = work.judged[below, above]
+        assert {len(text) for text in judged.equal} == {BRANCH}
+        overlap = mean_overlap(LOGITS[NAMES[below]], LOGITS[NAMES[above]], sampling)
+        assert profile.pairs[below, above].acceptance == pytest.approx(overlap, abs=0.04)
+
+
+def mean_overlap(lower: Logits, upper: Logits, sampling: Sampling) -> float:
+    """The overlap of two laws, averaged over a long text that the upper one says."""
+    text = [0, 1, *ids(decode(Small(upper), [0, 1], (), Generation(sampling, 3000), Drafting()))]
+    return float(
+        np.mean(
+            [
+                np.minimum(distribution(lower(pair), sampling), distribution(upper(pair), sampling))
+                .sum()
+                for pair in pairwise(text)
+            ]
+        )
+    )  # fmt: skip
+
+
+def test_the_better_a_draft_model_the_higher_all_figures() -> None:
+    _, profile = measured(SAMPLINGS[0])
+    figures = [profile.pairs[below, 3] for below in range(3)]
+    for one, other in pairwise(figures):
+        assert one.acceptance < other.acceptance
+        for rule in RULES:
+            assert one.survives(rule, 1) < other.survives(rule, 1)
+    gains = [p.survives("rejection", 1) - p.survives("match", 1) for p in profile.pairs.values()]
+    assert sum(gains) > 0
+
+
+def rounds(
+    names: Sequence[str], batches: Sequence[int], rule: Rule, upper: Logits, runs: int = 25
+) -> list[Step]:
+    """Steps of real runs in which draft models draft for another model; the last ones left out."""
+    family = Family(Small(upper), {name: Small(LOGITS[name]) for name in names})
+    family.profile = measured(SAMPLINGS[0])[1]
+    plan = family.plan("/".join(map("{}@{}".format, names, batches)), rule)
+    drafting, found = Drafting(rule=rule, budget="fixed"), []
+    for seed in range(runs):
+        wanted = Generation(Sampling(1.0, seed=1000 + seed), 150)
+        stack = family.stack(plan, wanted.sampling, rule, None)
+        events = decode(family.target, [seed % SYMBOLS, 1], [stack], wanted, drafting)
+        found += [event for event in events if isinstance(event, Step)][:-8]
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("below", "above"), [(0, 3), (2, 3), (0, 2), (1, 2)])
+def test_survival_is_the_share_of_real_rounds_that_get_so_far(
+    below: int, above: int, rule: Rule
+) -> None:
+    _, profile = measured(SAMPLINGS[0])
+    upper = [*DRAFTS, TARGET][above]
+    steps = rounds(NAMES[below : below + 1], [ROUND], rule, upper)
+    kept = np.array([sum(step.accepted.values()) for step in steps])
+    for depth in range(1, ROUND + 1):
+        share = float((kept >= depth).mean())
+        assert profile.pairs[below, above].survives(rule, depth) == pytest.approx(share, abs=0.06)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("names", "batches"),
+    [
+        (("mid",), (6,)),
+        (("tiny",), (2,)),
+        (("tiny", "mid"), (3, 5)),
+        (("small", "mid"), (5, 4)),
+        (NAMES, (3, 4, 5)),
+    ],
+    ids=str,
+)
+def test_the_planner_predicts_the_tokens_of_a_real_step(
+    names: Sequence[str], batches: Sequence[int], rule: Rule
+) -> None:
+    _, profile = measured(SAMPLINGS[0])
+    family = Family(Small(TARGET), {name: Small(LOGITS[name]) for name in names}, profile)
+    plan = family.plan("/".join(map("{}@{}".format, names, batches)), rule)
+    emits, _ = Recursion(profile, rule).round(plan, 3)
+    predicted = float(emits @ np.arange(len(emits)))
+    real = float(np.mean([len(step.tokens) for step in rounds(names, batches, rule, TARGET)]))
+    assert real > 1.3 and predicted == pytest.approx(real, rel=0.08)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_survival_never_rises_and_goes_deeper_for_better_models(sampling: Sampling) -> None:
+    _, profile = measured(sampling)
+    for pair in profile.pairs.values():
+        for survival in pair.survival.values():
+            assert list(survival) == sorted(survival, reverse=True) and 1 < len(survival) <= DEEPEST
+
+
+# Survival, from acceptances that are known.
+
+
+BITS = st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=40), max_size=12)
+SHARES = st.lists(st.lists(st.floats(0.0, 1.0), max_size=40), max_size=12)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.one_of(BITS, SHARES))
+def test_survival_is_a_probability_that_never_rises(texts: list[list[float]]) -> None:
+    survival = survival_of(texts)
+    assert 1 <= len(survival) <= DEEPEST
+    assert all(0.0 <= share <= 1.0 for share in survival)
+    assert list(survival) == sorted(survival, reverse=True)
+    assert survival_of(texts) == survival
+
+
+@settings(deadline=None, derandomize=True)
+@given(BITS)
+def test_survival_counts_the_rounds_of_known_bits(texts: list[list[float]]) -> None:
+    """Written down the slow way: every round is walked and looked at as a whole."""
+    walked = []
+    for text in texts:
+        for first in range(min(ROUND + 1, len(text))):
+            at = first
+            while at < len(text):
+                walked.append(text[at:])
+                kept = next((i for i, bit in enumerate(text[at:][:ROUND]) if not bit), None)
+                at += (min(ROUND, len(text) - at) if kept is None else kept) + 1
+    wanted: list[float] = []
+    for depth in range(1, DEEPEST + 1):
+        tried = [rest for rest in walked if len(rest) >= depth and all(rest[: depth - 1])]
+        if len(tried) < RAREST * (ROUND + 1):
+            break
+        passed = sum(all(rest[:depth]) for rest in tried) / len(tried)
+        wanted.append((wanted[-1] if wanted else 1.0) * passed)
+    assert survival_of(texts) == pytest.approx(tuple(wanted) or (0.0,))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 1.0])
+def test_equal_acceptances_survive_by_their_powers(share: float) -> None:
+    survival = survival_of([[share] * 200] * 20)
+    wanted = [share**depth for depth in range(1, len(survival) + 1)]
+    assert survival == pytest.approx(wanted, abs=1e-12)
+    assert len(survival) == (DEEPEST if share else 1)
+
+
+def test_easy_stretches_are_passed_in_few_rounds() -> None:
+    """Half of the places are easy, but most rounds begin where it is hard."""
+    survival = survival_of([[1.0] * 10 + [0.0] * 10] * 40)
+    assert survival[0] < 0.3
+
+
+def test_survival_that_too_few_rounds_would_tell_is_not_told() -> None:
+    assert survival_of([]) == survival_of([[]]) == survival_of([[1.0] * 3]) == (0.0,)
+    assert len(survival_of([[1.0] * 12] * 100)) == 12
+
+
+@pytest.mark.parametrize("first", [0, 1, 4])
+def test_rounds_begin_behind_what_the_one_before_emitted(first: int) -> None:
+    class Fixed:
+        def random(self) -> float:
+            return 0.5
+
+    draw: Any = Fixed()
+    assert [*starts([1.0] * 20, first, draw)] == [*range(first, 20, ROUND + 1)]
+    assert [*starts([0.4] * 20, first, draw)] == [*range(first, 20)]
+    text = [0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]
+    assert [*starts(text, 0, draw)] == [0, 3, 8]
+
+
+# One place.
+
+
+def test_two_models_are_compared_place_by_place() -> None:
+    lower = [Scored(1, np.float32([0.5, 0.5])), Scored(0, np.float32([1.0, 0.0]))]
+    upper = [Scored(1, np.float32([0.25, 0.5, 0.25])), Scored(2, np.float32([0.0, 0.0, 1.0]))]
+    judged = Judged()
+    judge(judged, lower, upper, [1, 2])
+    assert judged.distances == [0.25, 1.0]
+    assert (judged.equal, judged.kept) == ([[1.0, 0.0]], [[1.0, 0.0]])
+    judge(judged, upper[:1], lower[:1], [0])
+    assert judged.distances[2] == 0.25
+    assert (judged.equal[1], judged.kept[1]) == ([0.0], [0.5])
+    assert judged.pair().acceptance == pytest.approx(0.5)
+
+
+def test_a_pair_of_which_nothing_is_known_accepts_nothing() -> None:
+    pair = Judged().pair()
+    assert pair.acceptance == 0.0 and set(pair.survival.values()) == {(0.0,)}
+
+
+# Costs, databases, and the way to the end.
+
+
+def test_a_models_costs_are_at_the_pace_of_real_rounds() -> None:
+    work = profiler(("mid",))
+    work.curves = dict.fromkeys(work.names, CostCurve({0: 1.0, 4: 3.0}))
+    work.rounds["mid"] = [(0.25, 0.125), (0.75, 0.25), (9.0, 9.0)]
+    work.choices["mid"] = [0.01, 0.02, 7.0]
+    found = work.model("mid")
+    assert found.costs == {0: 1.0, 4: 2.5} and found.choice == 0.02
+    bare = work.model("toy")
+    assert bare.costs == {0: 1.0, 4: 3.0} and bare.choice == 0.0 and bare.databases is None
+    assert (found.fingerprint, found.parameters) == (work.models["mid"].info.fingerprint, 0)
+
+
+@pytest.mark.parametrize(
+    ("points", "forward", "wanted"),
+    [
+        ({0: 1.0, 4: 2.0, 8: 4.0}, 1.0, {0: 1.0, 4: 2.0, 8: 4.0}),
+        ({0: 1.0, 4: 2.0, 8: 4.0}, 1.25, {0: 1.25, 4: 2.5, 8: 5.0}),
+        ({0: 1.0, 4: 2.0}, 9.0, {0: 9.0, 4: 9.0}),
+        ({0: 1.5, 4: 3.0}, 0.1, {0: 0.1, 4: 2.0}),
+        ({4: 2.0, 0: 1.0, 8: 1.5}, 1.0, {0: 1.0, 4: 2.0, 8: 2.0}),
+    ],
+)
+def test_a_curve_follows_the_pace_within_reason_and_never_falls(
+    points: dict[int, float], forward: float, wanted: dict[int, float]
+) -> None:
+    assert paced(points, forward) == pytest.approx(wanted)
+
+
+def step(tokens: int, seconds: float) -> Step:
+    return Step(0, tuple(Token(7, at, "target") for at in range(tokens)), verify_seconds=seconds)
+
+
+def test_the_rounds_of_steps() -> None:
+    assert rounds_of([]) is None
+    assert rounds_of([step(1, 0.5)]) == Rounds((1.0,), 0.5)
+    found = rounds_of([step(1, 1.0), step(3, 2.0), step(1, 1.0), step(4, 4.0)])
+    assert found == Rounds((0.5, 0.0, 0.25, 0.25), 1.75), "what took the longest counts as 3"
+
+
+def knowing(ahead: int) -> Callable[[], list[Drafter]]:
+    """Makes databases that draft what the target would say most likely."""
+
+    def say(tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        text = list(tokens[-2:])
+        for _ in range(ahead):
+            text.append(int(TARGET(tuple(text[-2:])).argmax()))
+        return [tuple(text[2:])]
+
+    return lambda: [Adversary(say, "context")]
+
+
+def test_the_databases_are_measured_with_every_model() -> None:
+    work = profiler(("tiny", "mid"), PROMPTS[:6], Sampling(0.0), databases=knowing(3))
+    shares = [*work.run()]
+    assert work.profile is not None and len(shares) == 3 + 6 * 2
+    tiny, mid, target = (model.databases for model in work.profile.models)
+    assert tiny is not None and mid is not None and target is not None
+
+    def mean(law: Sequence[float]) -> float:
+        return sum(tokens * share for tokens, share in enumerate(law, start=1))
+
+    assert sum(target.law) == pytest.approx(1.0) and len(target.law) == 4
+    assert mean(target.law) > mean(mid.law) > mean(tiny.law) > 1.0
+    assert min(target.seconds, mid.seconds, tiny.seconds) > 0
+
+
+@pytest.mark.parametrize("databases", [None, knowing(2)], ids=["models", "databases"])
+@pytest.mark.parametrize("names", [(), ("mid",), NAMES])
+def test_progress_goes_on_to_its_end(names: Sequence[str], databases: Any) -> None:
+    work = profiler(names, PROMPTS[:2], tokens=9, databases=databases)
+    shares = []
+    for share in work.run():
+        assert share == 1.0 or work.profile is None
+        shares.append(share)
+    assert shares == sorted({*shares}) and shares[0] > 0 and shares[-1] == pytest.approx(1.0)
+    assert work.profile is not None
+    profile = work.profile
+    assert [model.name for model in profile.models] == [*names, "toy"]
+    assert profile.positions == (18 if names else 0)
+    assert profile.sampling == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert profile.measured > 1e9
+    assert Profile.from_mapping(profile.mapping()) == profile
+
+
+def test_it_may_be_stopped_anywhere() -> None:
+    asked = 0
+    for at in range(400):
+        calls = iter([False] * at + [True] * 10**6)
+        work = profiler(("tiny", "mid"), PROMPTS[:2], tokens=10, databases=knowing(2),
+                        cancelled=lambda calls=calls: next(calls))  # fmt: skip
+        try:
+            for _ in work.run():
+                pass
+        except Cancelled as error:
+            assert work.profile is None and "stopped" in str(error)
+            continue
+        assert work.profile is not None
+        asked = at
+        break
+    assert asked > 20, "it is asked often, and only what was never stopped comes to its end"
+
+
+def test_every_prompt_has_a_seed_of_its_own() -> None:
+    first, second = (profiler(("mid",), [[0, 1]] * 2, Sampling(1.0, seed=seed)) for seed in (3, 4))
+    for work in (first, second):
+        assert [*work.run()]
+    assert first.judged[0, 1].kept[1] == second.judged[0, 1].kept[0] != first.judged[0, 1].kept[0]
+
+
+def test_answers_of_one_token_are_enough() -> None:
+    def ending(suffix: tuple[int, ...]) -> Any:
+        found = toy_logits(suffix).copy()
+        found[END] = 99.0
+        return found
+
+    work = Profiler(ToyBackend(logits=ending), {"mid": ToyBackend()}, [[97, 98]], Sampling(0.7))
+    assert [*work.run()][-1] == 1.0 and work.profile is not None
+    assert work.profile.positions == 1 and work.profile.pairs[0, 1].acceptance < 0.1
+    work = Profiler(ToyBackend(), {"mid": ToyBackend(logits=ending)}, [[97, 98]], Sampling(0.7))
+    assert [*work.run()][-1] == 1.0 and work.profile is not None
+
+
+def test_without_prompts_nothing_is_accepted() -> None:
+    work = profiler(("tiny", "mid"), [])
+    assert len([*work.run()]) == 3 and work.profile is not None
+    assert {pair.acceptance for pair in work.profile.pairs.values()} == {0.0}
+    assert work.profile.positions == 0
+
+
+@pytest.mark.parametrize("context", [10, 20, 40, 90])
+def test_draft_models_with_a_shorter_context_see_what_they_can(context: int) -> None:
+    drafts = {"small": Strict(context, "small"), "mid": Strict(4096, "mid")}
+    prompts = [[97] * 5, [98] * 30]
+    for databases in (None, lambda: [Adversary(lambda tokens: [(97, 97)])]):
+        work = Profiler(Strict(), drafts, prompts, Sampling(0.0), databases, tokens=20)
+        assert [*work.run()][-1] == pytest.approx(1.0) and work.profile is not None
+        assert work.profile.pairs[0, 2].acceptance == pytest.approx(float(context > 17))
+
+
+def test_tokens_that_a_draft_model_does_not_know_end_what_is_judged() -> None:
+    known = 110
+    small = Strict(name="small", logits=lambda suffix: toy_logits(suffix)[:known])
+    small.info = replace(small.info, vocabulary_size=known)
+    prompts = [[97 + at, 98] for at in range(8)]
+    work = Profiler(Strict(), {"small": small, "mid": Strict(name="mid")}, prompts, Sampling(0.0))
+    assert [*work.run()][-1] == 1.0 and work.profile is not None
+    assert 0 < work.profile.positions < 8 * 64
+    assert work.profile.pairs[0, 2].acceptance > 0.9
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_embedded_family_has_a_profile(
+    embedded: Backend, embedded_drafts: dict[str, Backend], temperature: float
+) -> None:
+    chat = Chat(embedded)
+    prompts = [
+        chat.prompt([Message("user", text)], known=())
+        for text in ("Tell me a story about a fox.", "Why is the sky blue?")
+    ]
+    work = Profiler(embedded, embedded_drafts, prompts, Sampling(temperature), tokens=32)
+    assert [*work.run()][-1] == 1.0 and work.profile is not None
+    profile = work.profile
+    assert [model.name for model in profile.models] == ["small", "mid", "target"]
+    assert 0.2 < profile.pairs[0, 2].acceptance < profile.pairs[1, 2].acceptance < 1.0
+    costs = [model.seconds(0) for model in profile.models]
+    assert costs[0] < costs[-1] == max(costs)
+    assert profile.positions > 30
+    for pair in profile.pairs.values():
+        if temperature == 0:
+            assert pair.survival["match"] == pytest.approx(pair.survival["rejection"])

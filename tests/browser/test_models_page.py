@@ -1,0 +1,174 @@
+"""The Models tab as people meet it: models change while the program runs, and the chat goes on."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.test_chat_page import (
+    PATIENCE,
+    answer,
+    browser,
+    end,
+    finished,
+    open_tab,
+    send,
+    set_number,
+    start,
+    visit,
+)
+from tests.conftest import EMBEDDED
+from tests.support.hub import Hub, serving
+
+__all__ = ["browser"]
+pytestmark = pytest.mark.browser
+MID = EMBEDDED.parent / "mid"
+EVIL = "<img src=x onerror=alert(1)>{{constructor.constructor('alert(2)')()}}"
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    """A hub on this machine, with the files of a small model."""
+    files = {path.name: path.read_bytes() for path in MID.iterdir()}
+    with serving(Hub({"someone/tiny": files})) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", hub.url)
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
+        process, url, _ = start(tmp_path_factory.mktemp("data"))
+    yield url
+    end(process)
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """A page that shows the embedded target, whatever a test before it has loaded."""
+    opened = browser.new_page(viewport={"width": 1400, "height": 900})
+    opened.set_default_timeout(PATIENCE)
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+    visit(opened, address)
+    open_tab(opened, "Models")
+    expect(opened.locator("#models-need")).to_contain_text("free on")
+    if "target" not in opened.locator("#models-loaded").inner_text():
+        load(opened, "tiny-chat · transformers", "tiny-chat is loaded")
+    yield opened
+    opened.close()
+    assert problems == [], "the page raised errors or dialogs"
+
+
+def add(page: Page, source: Path | str) -> None:
+    page.locator("#models-source input, #models-source textarea").first.fill(str(source))
+    page.click("#models-add")
+
+
+def load(page: Page, label: str, words: str) -> None:
+    """Choose a model of the list and load it."""
+    page.locator("#models-choice label", has_text=label).first.click()
+    expect(page.locator("#models-need")).to_contain_text("free on")
+    page.click("#models-load")
+    expect(page.locator("#models-status")).to_contain_text(words, timeout=PATIENCE)
+    expect(page.locator("#models-load")).to_be_enabled()
+
+
+def chat(page: Page, text: str) -> str:
+    open_tab(page, "Chat")
+    send(page, text)
+    finished(page)
+    said = answer(page)
+    open_tab(page, "Models")
+    return said
+
+
+def test_models_change_and_the_conversation_goes_on(page: Page, address: str) -> None:
+    set_number(page, "Max tokens", 40)
+    assert chat(page, "Tell me a short story about a boat.")
+    add(page, MID)
+    expect(page.locator("#models-choice")).to_contain_text("mid · transformers")
+    expect(page.locator("#models-need")).to_contain_text("2.1 M")
+    load(page, "mid · transformers", "mid is loaded")
+    expect(page.locator("#models-loaded")).to_contain_text("assets/models/tiny-chat/mid")
+    expect(page.locator("#header .model")).to_have_text("mid")
+    expect(page.locator("#header .facts")).to_contain_text("2.1 M parameters")
+    open_tab(page, "Chat")
+    expect(page.locator("#box textarea")).to_have_attribute("placeholder", "Message mid")
+    expect(page.locator("#tokens .turn.answered")).to_have_count(1)
+    assert chat(page, "And then?")
+    open_tab(page, "Stack")
+    expect(page.locator("#stack-models label")).to_have_count(1)
+    expect(page.locator("#stack-loaded")).to_contain_text("mid, 2.1 M")
+    visit(page, address)
+    expect(page.locator("#header .model")).to_have_text("mid")
+    expect(page.locator("#tokens .turn.answered")).to_have_count(2)
+    open_tab(page, "Models")
+    expect(page.locator("#models-choice label", has_text="mid")).to_contain_text("loaded")
+    load(page, "tiny-chat · transformers", "tiny-chat is loaded")
+    expect(page.locator("#header .model")).to_have_text("tiny-chat")
+    assert chat(page, "Once more.")
+    open_tab(page, "Stack")
+    expect(page.locator("#stack-models label")).to_have_count(2)
+
+
+def test_what_is_no_model_is_told_and_the_chat_goes_on(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    add(page, tmp_path / "empty")
+    expect(page.get_by_text("There is no model in")).to_be_visible()
+    broken = tmp_path / "broken"
+    shutil.copytree(MID, broken)
+    (broken / "model.safetensors").chmod(0o644)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    add(page, broken)
+    expect(page.locator("#models-need")).to_contain_text("It cannot be loaded like this")
+    page.click("#models-load")
+    expect(page.locator("#models-status")).to_contain_text("tiny-chat is loaded, as before")
+    expect(page.locator("#header .model")).to_have_text("tiny-chat")
+    assert chat(page, "Are you still there?")
+
+
+def test_what_is_needed_follows_the_settings(page: Page) -> None:
+    expect(page.locator("#family-0")).to_contain_text("memory")
+    before = page.locator("#family-0").inner_text()
+    page.get_by_label("Context length").fill("1000")
+    expect(page.locator("#family-0")).not_to_have_text(before)
+    page.get_by_label("Context length").fill("3")
+    expect(page.locator("#models-need")).to_contain_text("from 64 to")
+
+
+def test_a_model_of_the_hub_is_downloaded_and_runs(page: Page, hub: Hub) -> None:
+    hub.status = 503
+    add(page, "someone/tiny")
+    expect(page.locator("#models-choice label.selected")).to_contain_text("to be downloaded")
+    expect(page.locator("#models-need")).to_contain_text("downloaded when it is loaded")
+    page.click("#models-load")
+    expect(page.get_by_text("could not be downloaded")).to_be_visible(timeout=PATIENCE)
+    expect(page.locator("#models-status")).to_contain_text("tiny-chat is loaded, as before")
+    expect(page.locator("#models-stop")).to_be_hidden()
+    hub.status = 0
+    page.click("#models-load")
+    expect(page.locator("#models-status")).to_contain_text("tiny is loaded", timeout=PATIENCE)
+    expect(page.locator("#models-loaded")).to_contain_text("someone/tiny")
+    expect(page.locator("#header .model")).to_have_text("someone/tiny")
+    assert chat(page, "Tell me a short story about a boat.")
+
+
+@pytest.mark.gguf
+def test_a_file_with_a_hostile_name_runs_and_stays_text(page: Page, tmp_path: Path) -> None:
+    folder = tmp_path / EVIL
+    folder.mkdir()
+    shutil.copy(EMBEDDED.with_suffix(".gguf"), folder / f"{EVIL}.gguf")
+    add(page, folder)
+    label = page.locator("#models-choice label", has_text="<img src=x")
+    expect(label).to_contain_text(f"{EVIL} · llama.cpp")
+    expect(page.get_by_text("Cache type", exact=True)).to_be_visible()
+    expect(page.get_by_text("Numbers", exact=True)).to_be_hidden()
+    load(page, "<img src=x", f"{EVIL} is loaded")
+    expect(page.locator("#header .model")).to_have_text(EVIL)
+    assert chat(page, "Tell me a short story about a boat.")
+    assert page.locator("img[src='x']").count() == 0

@@ -1,0 +1,648 @@
+"""The promise: whatever drafts, in whatever order, the answer is the plain one, token by token."""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import permutations
+
+import pytest
+
+from engine.backends.base import Backend, Filled
+from engine.backends.scores import LogitScores
+from engine.backends.toy import VOCABULARY, ToyBackend, deviating
+from engine.decode import decode, never
+from engine.drafting.base import Drafter, Likely
+from engine.drafting.budget import Budget
+from engine.drafting.calibration import Calibration
+from engine.drafting.controller import DRAFTED
+from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.hierarchy import Hierarchy
+from engine.hsd.family import Family
+from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
+from engine.methods import METHODS, Databases, drafters_of, method_named
+from engine.prompt import Chat
+from engine.sampling import choose
+from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.tree import Tree, graft
+from engine.types import RULES, TIERS, Followers, Message, Prefill, Step, Token, Work
+from tests.conftest import ROOT
+
+ORDERS = [order for size in (1, 2, 3) for order in permutations(TIERS, size)]
+TEMPERATURES = (0.0, 0.7, 1.0, 1.5)
+CUTS = [
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.02},
+]
+PROMPT = tuple(b"<once upon a time> once")
+SEEDS = (0, 1, 7)
+
+
+def events_of(
+    backend: Backend,
+    prompt: Sequence[int],
+    generation: Generation,
+    drafters: Sequence[Drafter] = (),
+    drafting: Drafting | None = None,
+    cancelled: Callable[[], bool] = never,
+    costs: CostCurve | None = None,
+) -> list[Step]:
+    drafting = drafting or Drafting()
+    events = list(decode(backend, prompt, drafters, generation, drafting, cancelled, costs))
+    return [event for event in events if isinstance(event, Step)]
+
+
+def tokens_of(steps: Sequence[Step]) -> list[Token]:
+    return [token for step in steps for token in step.tokens]
+
+
+def assert_lossless(plain: Sequence[Step], fast: Sequence[Step]) -> None:
+    """Equal ids, positions, texts and ends; the probabilities up to what rounding may change."""
+    left, right = tokens_of(plain), tokens_of(fast)
+    assert [token.id for token in right] == [token.id for token in left]
+    assert [token.position for token in right] == [token.position for token in left]
+    assert [token.text for token in right] == [token.text for token in left]
+    assert fast[-1].finish == plain[-1].finish
+    values = [token.probability for token in left]
+    assert [token.probability for token in right] == pytest.approx(values, rel=1e-3, abs=1e-6)
+
+
+class Counts:
+    """A table of texts in memory, made the slow and obvious way."""
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        self.behind: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for text in texts:
+            for at in range(1, len(text)):
+                for size in range(1, min(3, at) + 1):
+                    self.behind[tuple(text[at - size : at])][text[at]] += 1
+        self.followers = {
+            key: Followers(found.total(), len(found), dict(found.most_common()))
+            for key, found in self.behind.items()
+        }
+
+    def look_up(self, key: Sequence[int]) -> Followers | None:
+        return self.followers.get(tuple(key))
+
+
+class Stated(CostCurve):
+    """A cost curve that stays as it was stated, however long the steps really take."""
+
+    def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+        super().observe(nodes, self.seconds(nodes), 0.0, 0.0)
+
+
+def curves() -> dict[str, CostCurve | None]:
+    """What a forward may cost. A machine where drafting is free, one where it never pays, ..."""
+    return {
+        "none": None,
+        "free": Stated({0: 1.0, 63: 1.0}),
+        "usual": Stated({0: 1.0, 3: 1.1, 7: 1.3, 15: 1.7, 63: 4.0}),
+        "jumps": Stated({0: 1.0, 1: 3.0, 2: 1.5, 30: 1.5, 31: 9.0, 63: 9.0}),
+        "never": Stated({0: 1.0, 63: 1000.0}),
+        "learning": CostCurve({0: 1e-4, 7: 2e-4, 63: 1e-3}),
+    }
+
+
+@cache
+def plain_toy(generation: Generation, prompt: tuple[int, ...] = PROMPT, context: int = 4096):
+    return events_of(ToyBackend(context), prompt, generation)
+
+
+@cache
+def toy_table() -> Counts:
+    draws = [
+        Generation(Sampling(temperature, seed=seed), max_tokens=80)
+        for temperature in TEMPERATURES
+        for seed in range(3)
+    ]
+    return Counts([[*PROMPT, *(t.id for t in tokens_of(plain_toy(draw)))] for draw in draws])
+
+
+def warm_toy() -> Databases:
+    """Databases that hold past answers, this one's and others."""
+    databases = Databases(statistics=toy_table())
+    for seed in (5, 0, 1):
+        answer = [t.id for t in tokens_of(plain_toy(generation(1.0, seed)))]
+        databases.past.finish([*PROMPT, *answer], len(answer))
+    return databases
+
+
+class Strict(ToyBackend):
+    """Refuses what a real model cannot do: to read unknown tokens, or beyond its context."""
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        assert len(tokens) <= self.info.context_length
+        assert max(tokens) < self.info.vocabulary_size
+        return super().prefill(tokens, cancelled)
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        assert len(self.cache) + max(tree.depths) < self.info.context_length
+        assert max(tree.tokens) < self.info.vocabulary_size
+        return super().score(tree, sampling)
+
+
+DEVIATIONS = {"tiny": 3.0, "small": 2.0, "mid": 1.0}
+
+
+def made_up(names: Sequence[str]) -> Profile:
+    """A profile of models, the smallest first, each of four times the cost of the one before."""
+    models = tuple(
+        ModelProfile(
+            name, name, size, size, {0: size * 1e-6, 63: size * 2e-6}, 0.0,
+            Rounds((0.5, 0.5), size * 1.2e-6),
+        )
+        for name, size in zip(names, (1, 4, 16, 64), strict=False)
+    )  # fmt: skip
+    survival = tuple(0.8**depth for depth in range(1, 9))
+    pair = Pair(0.8, dict.fromkeys(RULES, survival))
+    return Profile(models, {(i, j): pair for j in range(len(models)) for i in range(j)}, {})
+
+
+def toy_family(samplings: Mapping[str, Sampling] | None = None) -> Family:
+    """The toy and three draft models: the smaller, the worse."""
+    drafts = {
+        name: Strict(name=name, logits=deviating(deviation))
+        for name, deviation in DEVIATIONS.items()
+    }
+    return Family(ToyBackend(), drafts, made_up([*drafts, "toy"]), samplings)
+
+
+def generation(temperature: float, seed: int, most: int = 50, **cuts: float) -> Generation:
+    return Generation(Sampling(temperature=temperature, seed=seed, **cuts), max_tokens=most)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_every_subset_and_order_at_every_temperature(order: tuple[str, ...], policy: str) -> None:
+    databases, accepted = warm_toy(), 0
+    for temperature in TEMPERATURES:
+        for seed in SEEDS:
+            wanted = generation(temperature, seed)
+            method = method_named("hd", Drafting(tiers=order, policy=policy, nodes=12))
+            drafters = databases.drafters(method)
+            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting)
+            assert_lossless(plain_toy(wanted), fast)
+            accepted += sum(sum(step.accepted.values()) for step in fast)
+    assert accepted > 100, "a run that accepts nothing proves nothing"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("harvest", [True, False], ids=["harvest", "text alone"])
+@pytest.mark.parametrize("costs", curves())
+def test_every_cost_of_a_forward_with_and_without_the_harvest(
+    costs: str, harvest: bool, policy: str
+) -> None:
+    databases, curve, accepted, drafted = warm_toy(), curves()[costs], 0, set[bool]()
+    drafting = Drafting(policy=policy, harvest=harvest, nodes=24)
+    for temperature in TEMPERATURES:
+        for seed in SEEDS:
+            wanted = generation(temperature, seed)
+            drafters = databases.drafters(method_named("hd", drafting))
+            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
+            assert_lossless(plain_toy(wanted), fast)
+            accepted += sum(sum(step.accepted.values()) for step in fast)
+            drafted |= {bool(step.proposed) for step in fast}
+    # Against a curve that follows the clock, drafts for this fast a model soon rest.
+    assert accepted > {"never": -1, "learning": 0}.get(costs, 100)
+    if costs == "usual":
+        assert drafted == {True, False}, "some steps paid, some did not"
+
+
+@pytest.mark.parametrize("tiers", ORDERS, ids="-".join)
+def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> None:
+    databases, curve = warm_toy(), curves()["usual"]
+    policy = POLICIES[ORDERS.index(tiers) % 2]
+    method = method_named("hd", Drafting(tiers=tiers, policy=policy))
+    for number, temperature in enumerate(TEMPERATURES):
+        wanted = generation(temperature, number)
+        drafters = databases.drafters(method)
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting, costs=curve)
+        assert_lossless(plain_toy(wanted), fast)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
+def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
+    databases, family = warm_toy(), toy_family()
+    for temperature in (0.7, 1.5):
+        for seed in SEEDS:
+            wanted = generation(temperature, seed, **cuts)
+            drafters = drafters_of(METHODS[name], databases, family, wanted.sampling)
+            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, METHODS[name].drafting)
+            assert_lossless(plain_toy(wanted), fast)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_the_published_method(temperature: float) -> None:
+    databases, lengths = warm_toy(), []
+    for seed in range(6):
+        wanted = generation(temperature, seed)
+        drafters = databases.drafters(METHODS["hd-published"])
+        drafting = METHODS["hd-published"].drafting
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
+        assert_lossless(plain_toy(wanted), fast)
+        lengths += [len(step.tokens) for step in fast]
+    assert max(lengths) == 5, "four drafted tokens and the bonus"
+
+
+@pytest.mark.parametrize("name", ["hd", "hd-published"])
+def test_stop_strings_length_and_context_end_it_at_the_same_token(name: str) -> None:
+    databases, method, ends = warm_toy(), METHODS[name], Counter[str | None]()
+    for temperature in TEMPERATURES:
+        for seed in range(6):
+            text = "".join(t.text for t in tokens_of(plain_toy(generation(temperature, seed))))
+            sampling = Sampling(temperature, seed=seed)
+            for most, context, stop in [
+                (1, 4096, ()),
+                (2, 4096, ()),
+                (17, 4096, ()),
+                (250, 4096, ()),
+                (80, len(PROMPT) + 1, ()),
+                (80, len(PROMPT) + 13, ()),
+                (80, 4096, (text[10:13] or "x",)),
+                (80, 4096, (text[5:6] or "x", text[8:14] or "y")),
+                (80, 4096, ("nowhere", "e")),
+            ]:
+                wanted = Generation(sampling, max_tokens=most, stop=stop)
+                drafters = databases.drafters(method)
+                fast = events_of(ToyBackend(context), PROMPT, wanted, drafters, method.drafting)
+                assert_lossless(plain_toy(wanted, PROMPT, context), fast)
+                ends[fast[-1].finish] += 1
+    assert min(ends[end] for end in ("length", "context", "stop", "eos")) > 3
+
+
+class Adversary:
+    """A drafter made of a function, within its budget unless told otherwise; learns nothing."""
+
+    name = "model"
+
+    def __init__(
+        self,
+        say: Callable[[Sequence[int]], Iterable[tuple[int, ...]]],
+        name: str = "model",
+        obedient: bool = True,
+    ) -> None:
+        self.say, self.name, self.obedient = say, name, obedient
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        nodes, depth = (budget.nodes, budget.depth) if self.obedient else (10**6, None)
+        for path in self.say(tokens):
+            graft(tree, path[:depth], self.name, 1, nodes)
+        return {self.name: Work(0.0)}
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Nothing to learn."""
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing to learn."""
+
+
+Paths = list[tuple[int, ...]]
+
+
+def garbage(tokens: Sequence[int]) -> Paths:
+    draw = random.Random(len(tokens))
+    return [tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(6))) for _ in range(60)]
+
+
+def duplicates(tokens: Sequence[int]) -> Paths:
+    return [(letter,) for letter in range(97, 123)] * 3
+
+
+def deep(tokens: Sequence[int]) -> Paths:
+    return [(97,) * depth for depth in range(1, 60)]
+
+
+def everything(tokens: Sequence[int]) -> Paths:
+    return [(token,) for token in range(VOCABULARY)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("obedient", [True, False])
+@pytest.mark.parametrize("adversary", [garbage, duplicates, deep, everything])
+def test_adversarial_drafters_change_nothing(
+    adversary: Callable[[Sequence[int]], Paths], obedient: bool, policy: str
+) -> None:
+    for temperature in TEMPERATURES:
+        for seed in (0, 1):
+            wanted = generation(temperature, seed, most=30)
+            drafting = Drafting(policy=policy, nodes=30)
+            own = warm_toy().drafters(method_named("hd", drafting))
+            drafters = [Adversary(adversary, obedient=obedient), *own]
+            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
+            assert_lossless(plain_toy(wanted), fast)
+
+
+class Liar:
+    """A tier that answers with what a function makes of a draw of random numbers."""
+
+    def __init__(self, name: str, say: Callable[[random.Random], Followers]) -> None:
+        self.name = self.source = name
+        self.say = say
+
+    def matches(self, suffix: tuple[int, ...]) -> list[Followers]:
+        draw = random.Random(sum(suffix))
+        return [self.say(draw) for _ in range(draw.randrange(len(suffix) + 1))]
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        """Nothing to learn."""
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing to learn."""
+
+
+def letters(draw: random.Random) -> Followers:
+    found = {draw.randrange(97, 123): float(draw.randrange(1, 50)) for _ in range(6)}
+    return Followers(sum(found.values()), len(found), found)
+
+
+def foreign(draw: random.Random) -> Followers:
+    """Tokens that the model does not have."""
+    return Followers(9, 2, {VOCABULARY: 3, VOCABULARY + draw.randrange(2**32): 3, 97: 3})
+
+
+def excessive(draw: random.Random) -> Followers:
+    """More next tokens than occurrences."""
+    return Followers(1, 1, {draw.randrange(97, 123): 1e9 for _ in range(9)})
+
+
+def silent(draw: random.Random) -> Followers:
+    return Followers(draw.randrange(1, 99), 1, {})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("say", [letters, foreign, excessive, silent])
+def test_tiers_that_lie_change_nothing(
+    say: Callable[[random.Random], Followers], policy: str
+) -> None:
+    hierarchy = Hierarchy([Liar(name, say) for name in TIERS], Calibration(), policy)
+    for temperature in TEMPERATURES:
+        for seed, costs in enumerate((None, Stated({0: 1.0, 63: 2.0}))):
+            wanted = generation(temperature, seed)
+            drafting = Drafting(nodes=16)
+            fast = events_of(ToyBackend(), PROMPT, wanted, [hierarchy], drafting, costs=costs)
+            assert_lossless(plain_toy(wanted), fast)
+            assert all(sum(step.proposed.values()) <= 16 for step in fast)
+
+
+def knowing(truth: Sequence[int], ahead: int = 7) -> Adversary:
+    """Drafts what the text says next."""
+    return Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + ahead])])
+
+
+def test_drafting_the_known_answer_accepts_everything() -> None:
+    for temperature in TEMPERATURES:
+        for seed in range(4):
+            wanted = generation(temperature, seed)
+            truth = [*PROMPT, *(t.id for t in tokens_of(plain_toy(wanted)))]
+            fast = events_of(ToyBackend(), PROMPT, wanted, [knowing(truth)], Drafting(nodes=7))
+            assert_lossless(plain_toy(wanted), fast)
+            assert all(step.accepted == step.proposed for step in fast)
+            assert len(fast) == -(-(len(truth) - len(PROMPT)) // 8)
+
+
+def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
+    """The gate is not one-way: drafting is tried again, in case it has become worth it."""
+    databases, drafting, curve = warm_toy(), Drafting(), curves()["never"]
+    kinds: list[bool] = []
+    for seed in range(12):
+        wanted = generation(0.7, seed)
+        drafters = databases.drafters(METHODS["hd"])
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
+        assert_lossless(plain_toy(wanted), fast)
+        kinds += [bool(step.proposed) for step in fast]
+    probes = [at for at, drafted in enumerate(kinds) if drafted]
+    gaps = [after - before for before, after in zip([-1, *probes], probes, strict=False)]
+    assert len(gaps) > 3 and min(gaps) > DRAFTED and max(gaps) < 2 * DRAFTED
+
+
+def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
+    databases, curve, kinds = warm_toy(), curves()["free"], list[bool]()
+    for seed in range(12):
+        wanted = generation(0.7, seed)
+        drafters = databases.drafters(METHODS["hd"])
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(), costs=curve)
+        assert_lossless(plain_toy(wanted), fast)
+        # The last token of an answer leaves no room for a draft.
+        kinds += [bool(step.proposed) for step in fast]
+    plain = kinds.count(False)
+    assert plain >= 1 and plain < len(kinds) / 4
+
+
+def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
+    wanted = generation(0.7, 3)
+    plain = plain_toy(wanted)
+    ids = [token.id for token in tokens_of(plain)]
+    for at in range(1, 40):
+        backend, databases = ToyBackend(), warm_toy()
+        left: Iterator[bool] = iter([False] * at + [True] * 999)
+        drafters = databases.drafters(METHODS["hd"])
+        drafting = Drafting(nodes=9)
+        cut = events_of(backend, PROMPT, wanted, drafters, drafting, lambda left=left: next(left))
+        kept = [token.id for token in tokens_of(cut)]
+        assert kept == ids[: len(kept)]
+        if kept == ids:
+            assert_lossless(plain, cut)
+            break
+        assert cut[-1].finish == "cancelled"
+        assert backend.cache == [*PROMPT, *kept][: len(backend.cache)]
+        again = events_of(backend, PROMPT, wanted, databases.drafters(METHODS["hd"]), drafting)
+        assert_lossless(plain, again)
+    else:
+        pytest.fail("the answer never came to its end")
+
+
+def conversation(
+    backend: Backend,
+    method: str,
+    turns: int,
+    wanted: Generation,
+    costs: CostCurve | None = None,
+) -> list[list[Step]]:
+    """Several turns on one backend with warm tiers; each must equal a cold plain run."""
+    chat, databases = Chat(backend), Databases(statistics=toy_table())
+    messages: list[Message] = []
+    runs = []
+    for turn in range(turns):
+        messages.append(Message("user", f"and the tale of {turn} then"))
+        prompt = chat.prompt(messages)
+        drafters = databases.drafters(METHODS[method])
+        drafting = METHODS[method].drafting
+        events = list(chat.reply(prompt, drafters, wanted, drafting, never, costs))
+        prefill = events[0]
+        assert isinstance(prefill, Prefill)
+        assert (prefill.reused > 0) == (turn > 0)
+        steps = [event for event in events if isinstance(event, Step)]
+        assert_lossless(cold(backend, prompt, wanted), steps)
+        messages.append(Message("assistant", "".join(t.text for t in tokens_of(steps)) or "-"))
+        runs.append(steps)
+    return runs
+
+
+def cold(backend: Backend, prompt: Sequence[int], wanted: Generation) -> list[Step]:
+    if isinstance(backend, ToyBackend):
+        return events_of(ToyBackend(), prompt, wanted)
+    from engine.backends.transformers import TransformersBackend
+
+    assert isinstance(backend, TransformersBackend)
+    other = TransformersBackend(backend.model, backend.tokenizer, backend.info)
+    return events_of(other, prompt, wanted)
+
+
+@pytest.mark.parametrize("method", ["hd", "hd-published"])
+def test_a_warm_conversation_says_what_a_cold_one_does(method: str) -> None:
+    for temperature in TEMPERATURES:
+        for costs in (None, curves()["usual"]):
+            conversation(ToyBackend(), method, 4, generation(temperature, 11, most=40), costs)
+
+
+def run_hd(wanted: Generation) -> list[Step]:
+    truth = [*PROMPT, *(t.id for t in tokens_of(plain_toy(wanted)))]
+    wrong = truth[: len(PROMPT) + 9] + [98] * 60
+    drafters = [knowing(wrong), *warm_toy().drafters(METHODS["hd"])]
+    return events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(nodes=20))
+
+
+def lenient_walk(
+    tree: Tree, choose: Callable[[int], int], row: int = 0
+) -> tuple[list[int], list[int]]:
+    """Broken on purpose: takes the first child of a node, whatever the target says."""
+    rows: list[int] = []
+    emitted = [choose(row)]
+    here = row
+    while child := next((r for r in range(len(tree) + 1) if tree.parents[r] == here), None):
+        rows.append(child)
+        emitted[-1] = tree.tokens[child]
+        emitted.append(choose(child))
+        here = child
+    return rows, emitted
+
+
+def shifted_choice(scores: LogitScores, row: int) -> int:
+    """Broken on purpose: noise that depends on the row of the tree."""
+    return choose(scores.row(row), scores.sampling, scores.positions[row] + row)
+
+
+def forgetful_accept(backend: ToyBackend, rows: Sequence[int]) -> None:
+    """Broken on purpose: the last accepted row is lost."""
+    assert backend.tree is not None
+    backend.cache += [backend.tree.tokens[row] for row in (0, *rows[:-1])]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (Tree, "walk", lenient_walk),
+        (LogitScores, "choose", shifted_choice),
+        (ToyBackend, "accept", forgetful_accept),
+    ],
+)
+def test_a_broken_engine_fails_this_test(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Callable[..., object]
+) -> None:
+    wanted = generation(1.0, 0)
+    plain = plain_toy(wanted)
+    assert_lossless(plain, run_hd(wanted))
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError):
+        assert_lossless(plain, run_hd(wanted))
+
+
+# The same with a real model: the embedded target in float32, the shipped statistics.
+
+QUESTIONS = (
+    "Tell me a story about a fox who wanted to learn how to swim.",
+    "Explain in simple words why the sky is blue.",
+)
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def warm(embedded):  # type: ignore[no-untyped-def]
+    """The prompts, their plain answers (computed once), and databases that hold past answers."""
+    from storage.statistics import find_table
+
+    table = find_table(embedded.info.tokenizer_fingerprint, ROOT / "assets" / "statistics")
+    assert table is not None, "the shipped statistics are for the embedded model's tokenizer"
+    chat = Chat(embedded)
+    prompts = [tuple(chat.prompt([Message("user", q)], known=())) for q in QUESTIONS]
+
+    @cache
+    def plain(wanted: Generation, number: int) -> list[Step]:
+        embedded.reset()
+        return events_of(embedded, prompts[number], wanted)
+
+    def databases() -> Databases:
+        filled = Databases(statistics=table)
+        for number, prompt in enumerate(prompts):
+            for temperature in (0.0, 0.7):
+                wanted = generation(temperature, 0, STEPS)
+                answer = [t.id for t in tokens_of(plain(wanted, number))]
+                filled.past.finish([*prompt, *answer], len(answer))
+        return filled
+
+    yield prompts, plain, databases
+    table.close()
+    embedded.reset()
+
+
+@pytest.fixture(scope="module")
+def measured(embedded) -> CostCurve:  # type: ignore[no-untyped-def]
+    """The embedded model's own cost curve. Tests take copies: else what one draft was worth
+    would keep the next from drafting."""
+    curve = measure_costs(embedded, seconds=0.3)
+    embedded.reset()
+    return curve
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> None:  # type: ignore[no-untyped-def]
+    prompts, plain, databases = warm
+    filled, accepted = databases(), 0
+    number = ORDERS.index(order)
+    drafting = Drafting(tiers=order, policy=POLICIES[number % 2], harvest=number % 3 > 0)
+    method, costs = method_named("hd", drafting), [None, measured.copy()][number // 2 % 2]
+    for number, temperature in enumerate(TEMPERATURES):
+        wanted = generation(temperature, number, STEPS)
+        prompt, drafters = prompts[number % 2], filled.drafters(method)
+        fast = events_of(embedded, prompt, wanted, drafters, drafting, costs=costs)
+        assert_lossless(plain(wanted, number % 2), fast)
+        accepted += sum(sum(step.accepted.values()) for step in fast)
+    assert accepted > 0
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["hd", "hd-published"])
+@pytest.mark.parametrize("cuts", [{"top_k": 20}, {"top_p": 0.8, "min_p": 0.05}, {}], ids=str)
+def test_embedded_methods_with_cuts(embedded, warm, name, cuts) -> None:  # type: ignore[no-untyped-def]
+    prompts, plain, databases = warm
+    filled = databases()
+    for seed, temperature in ((2, 0.7), (3, 1.0)):
+        wanted = generation(temperature, seed, STEPS, **cuts)
+        drafters = filled.drafters(METHODS[name])
+        fast = events_of(embedded, prompts[0], wanted, drafters, METHODS[name].drafting)
+        assert_lossless(plain(wanted, 0), fast)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_embedded_knowing_the_answer_accepts_everything(embedded, warm, temperature) -> None:  # type: ignore[no-untyped-def]
+    prompts, plain, _ = warm
+    wanted = generation(temperature, 0, STEPS)
+    truth = [*prompts[0], *(t.id for t in tokens_of(plain(wanted, 0)))]
+    fast = events_of(embedded, prompts[0], wanted, [knowing(truth)])
+    assert_lossless(plain(wanted, 0), fast)
+    assert all(step.accepted == step.proposed for step in fast)
+
+
+@pytest.mark.model
+def test_embedded_a_warm_conversation_says_what_a_cold_one_does(embedded, measured) -> None:  # type: ignore[no-untyped-def]
+    embedded.reset()
+    for temperature in (0.0, 1.0):
+        embedded.reset()
+        conversation(embedded, "hd", 3, generation(temperature, 5, 24), measured.copy())

@@ -1,0 +1,321 @@
+"""The catalogue: strictly read, its figures agree with each other, and the docs say the same."""
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from app.service import catalogue
+from app.service.catalogue import TABLE_CONTEXT, Entry, Layers, Model, entries, parse, table
+from engine.errors import ModelError
+from engine.models.memory import Need
+from engine.models.sources import hub_file
+from tests.conftest import ROOT
+
+DRAFT = {
+    "name": "Small",
+    "source": "some/small-GGUF:small.gguf",
+    "parameters": 100,
+    "bytes": 60,
+    "bytes_are": "estimated",
+    "context": 50,
+    "layers": [{"count": 2, "key_heads": 1, "head_size": 4}],
+}
+TARGET = {
+    **DRAFT,
+    "name": "Large",
+    "source": "some/large",
+    "parameters": 1000,
+    "bytes": 2000,
+    "bytes_are": "published",
+    "layers": [
+        {"count": 3, "key_heads": 2, "head_size": 8},
+        {"count": 1, "key_heads": 1, "head_size": 16},
+    ],
+}
+ENTRY: dict[str, Any] = {
+    "name": "Family",
+    "maker": "Somebody",
+    "licence": "MIT",
+    "licence_address": "https://example.org/mit",
+    "description": "It is small.",
+    "target": TARGET,
+    "drafts": [DRAFT],
+    "stack": ["Small"],
+    "plain": "",
+    "sources": ["https://example.org/family"],
+}
+
+
+def models() -> list[Model]:
+    return [*chain.from_iterable((each.target, *each.drafts) for each in entries())]
+
+
+# What is in it.
+
+
+def test_the_catalogue_has_families_of_all_sizes_and_kinds() -> None:
+    assert 6 <= len(entries()) <= 9
+    targets = [each.target for each in entries()]
+    assert min(t.parameters for t in targets) < 2e9 and max(t.parameters for t in targets) > 29e9
+    assert sum(hub_file(t.source) is None for t in targets) >= 2, "transformers models"
+    assert sum(hub_file(t.source) is not None for t in targets) >= 4, "GGUF files"
+
+
+def test_every_model_is_told_the_same_wherever_it_appears() -> None:
+    known: dict[str, Model] = {}
+    for model in models():
+        assert known.setdefault(model.source, model) == model
+
+
+def test_a_family_is_one_kind_of_file_and_reads_its_drafts_fast() -> None:
+    for each in entries():
+        kinds = {hub_file(model.source) is None for model in (each.target, *each.drafts)}
+        assert len(kinds) == 1, each.name
+        assert all(model in each.drafts for model in each.stack)
+        assert all(2 * model.bytes < each.target.bytes for model in each.stack), each.name
+        assert bool(each.stack) == bool(each.drafts)
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.source)
+def test_the_bytes_of_a_file_agree_with_its_parameters(model: Model) -> None:
+    """K-quants of 4 bits take 4.5 to 6.6 bits a number, 8 bits take 8.5, bfloat16 takes 16."""
+    bits = 8 * model.bytes / model.parameters
+    named = hub_file(model.source)
+    if named is None:
+        # A checkpoint may hold the embedding a second time, as the output.
+        assert 16 <= bits < 21
+    elif "Q4_K_M" in named.file:
+        assert 4.5 < bits < 5.6
+    else:
+        assert "Q8_0" in named.file and 8.5 <= bits < 8.7
+
+
+def shape(hidden: int, heads: int, ffn: int, vocabulary: int, model: Model, tied: bool) -> int:
+    """The parameters of a llama-like model, without what norms of queries and keys add."""
+    (part,) = model.layers
+    attention = 2 * hidden * part.head_size * (heads + part.key_heads)
+    per_layer = attention + 3 * hidden * ffn + 2 * hidden
+    return part.count * per_layer + (1 if tied else 2) * vocabulary * hidden + hidden
+
+
+SHAPES = [
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", 576, 9, 1536, 49152, True, 0),
+    ("HuggingFaceTB/SmolLM2-360M-Instruct", 960, 15, 2560, 49152, True, 0),
+    ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 2048, 32, 8192, 49152, True, 0),
+    ("Qwen/Qwen3-0.6B", 1024, 16, 3072, 151936, True, 256),
+    ("Qwen/Qwen3-1.7B", 2048, 16, 6144, 151936, True, 256),
+    ("Qwen/Qwen3-4B-Instruct", 2560, 32, 9728, 151936, True, 256),
+    ("Qwen/Qwen3-8B", 4096, 32, 12288, 151936, False, 256),
+    ("Qwen/Qwen3-32B", 5120, 64, 25600, 151936, False, 256),
+    ("bartowski/Llama-3.2-1B", 2048, 32, 8192, 128256, True, 0),
+    ("bartowski/Llama-3.2-3B", 3072, 24, 8192, 128256, True, 0),
+    ("bartowski/Meta-Llama-3.1-8B", 4096, 32, 14336, 128256, False, 0),
+    ("mistralai/Ministral-3-3B", 3072, 32, 9216, 131072, True, 0),
+    ("mistralai/Ministral-3-14B", 5120, 32, 16384, 131072, False, 0),
+    ("ibm-granite/granite-4.2-3b", 2560, 40, 8192, 100352, False, 0),
+    ("ibm-granite/granite-4.2-8b", 4096, 32, 12800, 100352, False, 0),
+    ("ibm-granite/granite-4.2-30b", 4096, 32, 32768, 100352, False, 0),
+]
+"""Hidden size, heads, inner size, tokens, whether in and out are one, norms of a layer's heads."""
+
+
+@pytest.mark.parametrize(
+    ("source", "hidden", "heads", "ffn", "vocabulary", "tied", "norms"), SHAPES
+)
+def test_layers_heads_and_parameters_agree(
+    source: str, hidden: int, heads: int, ffn: int, vocabulary: int, tied: bool, norms: int
+) -> None:
+    found = [model for model in models() if model.source.startswith(source)]
+    assert found
+    for model in found:
+        expected = shape(hidden, heads, ffn, vocabulary, model, tied)
+        assert model.parameters == expected + norms * model.layers[0].count
+
+
+def test_all_models_of_a_family_have_as_many_tokens() -> None:
+    """By their parameters, which the vocabulary is part of; Gemma 4 is of another build."""
+    for each in entries():
+        if each.drafts and len(each.target.layers) == 1:
+            sizes = {
+                row[4]
+                for row in SHAPES
+                for model in (each.target, *each.drafts)
+                if model.source.startswith(str(row[0]))
+            }
+            assert len(sizes) == 1, each.name
+
+
+# What it needs.
+
+
+def test_need_is_weights_and_cache_by_formula() -> None:
+    (each,) = parse([ENTRY])
+    numbers = (3 * 2 * 2 * 8 + 1 * 2 * 1 * 16) * 40
+    assert each.target.need(40) == Need(1000, 2000, 2 * numbers)
+    assert each.target.need(40, "cpu") == Need(1000, 4 * 1000, 4 * numbers), "in float32"
+    small = each.drafts[0]
+    assert small.need(40, "cpu") == Need(100, 60, 4 * 2 * 2 * 4 * 40), "its file as it is"
+    assert small.need(51) == small.need(50) != small.need(49), "no more than it can read"
+    both = each.need(40)
+    assert both == Need(1100, 2060, 2 * numbers + small.need(40).cache)
+
+
+def test_it_fits_when_there_is_as_much_free() -> None:
+    (each,) = parse([ENTRY])
+    for thing in (each, each.target, each.drafts[0]):
+        for device in ("cpu", "cuda"):
+            total = thing.need(30, device).total
+            assert thing.fits(total, 30, device) and not thing.fits(total - 1, 30, device)
+    assert each.need(30).total > each.target.need(30).total
+
+
+def test_the_formula_agrees_with_what_is_known_of_a_cache() -> None:
+    """A token of Qwen3 8B takes 36 x 2 x 8 x 128 numbers of 2 bytes, which is 144 KiB."""
+    qwen = next(each.target for each in entries() if each.name == "Qwen3 8B")
+    assert qwen.need(1000).cache == 1000 * 144 * 1024
+
+
+# How it is read.
+
+
+def test_an_entry_is_read_as_it_stands() -> None:
+    (each,) = parse([ENTRY])
+    assert isinstance(each, Entry) and each.stack == each.drafts
+    assert each.target.layers == (Layers(3, 2, 8), Layers(1, 1, 16))
+    assert each.drafts[0].estimated and not each.target.estimated
+    assert each.sources == ("https://example.org/family",)
+
+
+def put(value: Any, *path: str | int) -> Callable[[dict[str, Any]], None]:
+    def change(entry: dict[str, Any]) -> None:
+        place: Any = entry
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+
+    return change
+
+
+def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
+    def change(entry: dict[str, Any]) -> None:
+        place: Any = entry
+        for step in path[:-1]:
+            place = place[step]
+        del place[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (drop("maker"), "an entry ('Family') has no 'maker'"),
+        (drop("name"), "an entry has no 'name'"),
+        (put(1, "extra"), "an entry ('Family') has the unknown name 'extra'"),
+        (put("", "licence"), "'licence' of an entry ('Family') is '', not a text"),
+        (put(7, "description"), "is 7, not a text"),
+        (put("http://a", "licence_address"), "not an https address"),
+        (put(["x"], "sources"), "not an https address"),
+        (put([], "sources"), "names no sources"),
+        (put({}, "sources"), "not a list"),
+        (put([], "target"), "the target of 'Family' is [], not an object"),
+        (drop("target", "bytes"), "the target of 'Family' ('Large') has no 'bytes'"),
+        (put(0, "target", "bytes"), "is 0, not a whole number from 1"),
+        (put(1.5, "target", "parameters"), "is 1.5, not a whole number"),
+        (put(True, "target", "context"), "is True, not a whole number"),
+        (put("guessed", "target", "bytes_are"), "'guessed', not published or estimated"),
+        (put("large", "target", "source"), "is 'large', not a name on the hub"),
+        (put("some/large/file.gguf", "target", "source"), "not a name on the hub"),
+        (put([], "target", "layers"), "has no layers"),
+        (put(1, "target", "extra"), "the unknown name 'extra'"),
+        (put("8", "target", "layers", 0, "count"), "is '8', not a whole number"),
+        (put(1, "target", "layers", 0, "extra"), "the unknown name 'extra'"),
+        (put(1000, "drafts", 0, "parameters"), "are not smaller ones in the order"),
+        (put([DRAFT, DRAFT], "drafts"), "are not smaller ones in the order"),
+        (put(["Tiny"], "stack"), "the stack of 'Family' is ['Tiny'], not some of its drafts"),
+        (put(["Small", "Small"], "stack"), "not some of its drafts"),
+        (put("it is recurrent", "plain"), "has to have drafts, or in 'plain' the reason"),
+    ],
+)
+def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], words: str) -> None:
+    damaged = copy.deepcopy(ENTRY)
+    change(damaged)
+    with pytest.raises(ModelError) as told:
+        parse([damaged])
+    assert words in str(told.value) and "catalogue.json" in str(told.value)
+
+
+def test_a_family_without_drafts_has_to_say_why() -> None:
+    alone = {**ENTRY, "drafts": [], "stack": []}
+    with pytest.raises(ModelError, match="the reason why it has none"):
+        parse([alone])
+    (each,) = parse([{**alone, "plain": "it is recurrent"}])
+    assert each.plain and each.need(9) == each.target.need(9)
+
+
+def test_entries_have_names_of_their_own_and_an_order() -> None:
+    with pytest.raises(ModelError, match="same name"):
+        parse([ENTRY, ENTRY])
+    small = {**ENTRY, "name": "Other", "target": {**TARGET, "parameters": 999}}
+    with pytest.raises(ModelError, match="order of the size"):
+        parse([ENTRY, small])
+    assert [each.name for each in parse([small, ENTRY])] == ["Other", "Family"]
+    with pytest.raises(ModelError, match="not a list"):
+        parse({})
+
+
+@pytest.mark.parametrize("content", ["", "[", None])
+def test_a_file_that_is_gone_or_no_json_is_told(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    file = tmp_path / "catalogue.json"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr(catalogue, "FILE", file)
+    with pytest.raises(ModelError, match="Restore the file"):
+        entries.__wrapped__()
+
+
+# How it is told.
+
+
+def test_the_documentation_has_the_table() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    begin, end = "<!-- catalogue -->\n", "<!-- end of catalogue -->\n"
+    assert text.partition(begin)[2].partition(end)[0] == table(entries()), (
+        "print it with: python -m app.service.catalogue"
+    )
+
+
+def test_what_the_documentation_says_fits_does() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) GB \| (.+) \|$", text, re.MULTILINE)
+    named = [(int(gb), each, row) for gb, row in rows for each in entries() if each.name in row]
+    assert len(named) >= 6
+    for gb, each, row in named:
+        extra = sum(
+            draft.need(TABLE_CONTEXT).total
+            for draft in each.drafts
+            if draft not in each.stack and "both drafts" in row
+        )
+        assert each.need(TABLE_CONTEXT).total + extra < gb * 1e9, row
+
+
+def test_the_table_marks_estimates_suggestions_and_models_without_drafts() -> None:
+    other = {**ENTRY, "name": "Other", "drafts": [], "stack": [], "plain": "it is recurrent"}
+    second = {**DRAFT, "name": "Middle", "parameters": 200, "bytes": 3 * 10**9}
+    (row, alone) = table(parse([{**ENTRY, "drafts": [DRAFT, second]}, other])).splitlines()[2:]
+    assert "**Small** about 0.0 GB, Middle about 3.0 GB" in row and "`some/large` 0.0 GB" in row
+    assert "none: it is recurrent" in alone and "[MIT](https://example.org/mit)" in alone
+
+
+def test_the_file_is_written_as_it_is_read() -> None:
+    """No duplicate names: the reader of JSON would take the last one without a word."""
+    pairs: list[list[tuple[str, Any]]] = []
+    json.loads(catalogue.FILE.read_text(encoding="utf-8"), object_pairs_hook=pairs.append)
+    assert pairs and all(len({name for name, _ in each}) == len(each) for each in pairs)

@@ -1,0 +1,261 @@
+"""What drafting keeps in memory: within one limit, the oldest use goes first, nothing is lost."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from app.service.latest import Latest
+from app.service.preferences import Preferences
+from app.service.session import PROVABLE, Session
+from engine.backends.toy import ToyBackend
+from engine.drafting.calibration import Calibration
+from engine.drafting.context import SLACK, ContextTier
+from engine.drafting.knowledge import LIMIT, MOST_OPEN, Knowledge, Past, Room
+from engine.drafting.model import ModelTier
+from engine.local import Local
+from engine.methods import Databases
+from engine.settings import Generation, Sampling
+from engine.types import Gram
+from storage.contexts import ContextStore
+from storage.database import Database
+from storage.ngrams import ModelNgrams
+from tests.conftest import ROOT
+from tests.support.inside import knowledge, past, room
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def session(db: Database) -> Session:
+    return Session(Local(backend=ToyBackend()), db)
+
+
+def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = None) -> str:
+    """An answer in a new conversation, or in one that is there."""
+    conversation = session.say(owner, conversation, "hello there")
+    generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=60)
+    chosen = Preferences(generation, fresh_seed=False)
+    for _ in session.answer(owner, conversation, chosen):
+        pass
+    return conversation
+
+
+def test_owners_come_and_go_within_the_limit(session: Session) -> None:
+    known = knowledge(session)
+    known.limit = MB
+    for number in range(100):
+        ask(session, f"owner {number % 50}", seed=number)
+        assert knowledge(session).bytes <= MB
+    assert 0 < len(known.rooms) < 20 and 0 < len(known.pasts) < 20
+    assert {who for who, _ in known.rooms} <= set(known.pasts)
+    known.limit = LIMIT
+    for number in range(50):
+        ask(session, f"owner {number}")
+    assert len(knowledge(session).pasts) == 50, "with room for all, all stay"
+    assert len(known.rooms) == MOST_OPEN
+
+
+def test_what_was_dropped_is_as_it_was_when_it_is_needed_again(
+    session: Session, db: Database
+) -> None:
+    conversation = ask(session, "ann")
+    before = past(session, "ann")
+    log = list(room(session, conversation, "ann").databases.context.log)
+    grams, trusts = dict(before.tier.grams()), before.calibration.rows()
+    known = knowledge(session)
+    known.limit = 1
+    ask(session, "bob")
+    assert list(knowledge(session).pasts) == ["bob"]
+    assert [who for who, _ in known.rooms] == ["bob"]
+    # Plain decoding has no drafters, so nothing is learned on top.
+    drafted = session.say("ann", conversation, "hello there")
+    plain = Preferences(Generation(Sampling(seed=1), max_tokens=1), "plain", fresh_seed=False)
+    for _ in session.answer("ann", drafted, plain):
+        pass
+    again = past(session, "ann")
+    assert again is not before and dict(again.tier.grams()) == grams
+    assert sorted(again.calibration.rows()) == sorted(trusts)
+    assert room(session, conversation, "ann").databases.context.log == log
+
+
+def test_the_answer_under_way_keeps_its_past_and_its_room_however_little_fits(
+    session: Session, db: Database
+) -> None:
+    known = knowledge(session)
+    known.limit = 1
+    conversation = ask(session, "ann")
+    assert list(knowledge(session).rooms) == [("ann", conversation)]
+    before = ModelNgrams(db, "ann", "toy").rows()
+    store = ContextStore(db, "ann")
+    logged = store.size(conversation, "bytes")
+    ask(session, "ann", seed=9, conversation=conversation)
+    assert list(knowledge(session).rooms) == [("ann", conversation)]
+    assert ModelNgrams(db, "ann", "toy").rows() > before > 0
+    assert store.size(conversation, "bytes") > logged > 0
+
+
+def test_an_owner_who_only_compares_takes_room_of_others(session: Session) -> None:
+    ask(session, "ann")
+    knowledge(session).limit = 1
+    chosen = Preferences(Generation(Sampling(seed=1), max_tokens=4), fresh_seed=False)
+    for _ in session.compare("bob", "hello there", "", chosen, 1):
+        pass
+    assert list(knowledge(session).pasts) == ["bob"]
+
+
+def enter(known: Knowledge, owner: str, name: str) -> Room:
+    """Use a conversation as the engine does: the past first."""
+    used = known.past(owner, lambda: Past(ModelTier(), Calibration()))
+
+    def recall() -> Room:
+        return Room(Databases(ContextTier(range(300)), used.tier))
+
+    return known.room(owner, name, recall)
+
+
+@pytest.mark.parametrize(
+    ("entered", "stay", "owners"),
+    [
+        (["a1", "b1", "c1"], ["c1"], "c"),
+        (["a1", "b1", "a2"], ["a2"], "a"),
+        (["b1", "a1", "a2", "a1"], ["a1"], "a"),
+    ],
+)
+def test_the_last_conversation_stays_when_nothing_else_may(
+    entered: list[str], stay: list[str], owners: str
+) -> None:
+    known = Knowledge(limit=1)
+    for owner, name in map(tuple, entered):
+        enter(known, owner, name)
+    known.fit(entered[-1][0])
+    assert [f"{owner}{name}" for owner, name in known.rooms] == stay
+    assert list(known.pasts) == list(owners)
+
+
+def test_the_one_used_longest_ago_goes_first() -> None:
+    known = Knowledge()
+    for owner, name in map(tuple, ("a1", "a2", "b1", "c1", "a1")):
+        enter(known, owner, name)
+    one = known.rooms["c", "1"].bytes
+    for dropped, left in (
+        (one, ["b1", "c1", "a1"]),
+        (one, ["c1", "a1"]),
+        (1, ["a1"]),
+        (1, ["a1"]),
+    ):
+        known.limit = known.bytes - dropped
+        known.fit("a")
+        assert [f"{owner}{name}" for owner, name in known.rooms] == left
+    assert set(known.pasts) == {"a"}
+    known.limit = LIMIT
+    known.fit("a")
+    assert known.bytes == known.rooms["a", "1"].bytes + known.pasts["a"].bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("wish", "rooms", "pasts"),
+    [
+        (("a", "1", False), ["a2", "b1"], "ab"),
+        (("a", None, False), ["b1"], "ab"),
+        (("a", None, True), ["b1"], "b"),
+        (("c", None, True), ["a1", "a2", "b1"], "ab"),
+    ],
+)
+def test_what_is_to_be_forgotten_goes_when_it_is_swept(
+    wish: tuple[str, str | None, bool], rooms: list[str], pasts: str
+) -> None:
+    known = Knowledge()
+    for owner, name in map(tuple, ("a1", "a2", "b1")):
+        enter(known, owner, name)
+    known.unwanted.append(wish)
+    assert len(known.rooms) == 3
+    known.sweep()
+    assert [f"{owner}{name}" for owner, name in known.rooms] == rooms
+    assert "".join(known.pasts) == pasts and not known.unwanted
+
+
+def test_an_open_conversation_forgets_as_its_store_does(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ContextStore, "CAP", 200)
+    conversation = ask(session, "ann")
+    for seed in range(12):
+        ask(session, "ann", seed, conversation)
+        log = room(session, conversation, "ann").databases.context.log
+        assert len(log) <= 200 * SLACK
+    assert log[-200:] == ContextStore(session.database, "ann").load(conversation, "bytes")
+
+
+def test_everything_that_grows_is_counted(session: Session) -> None:
+    """Context and harvest, the past, what the published method makes of it, and the tokens."""
+    draw = random.Random(1)
+    tokens = [draw.randrange(5000) for _ in range(4000)]
+    entered = Room(Databases(ContextTier(tokens), ModelTier()))
+    bytes_ = [entered.bytes, (entered.databases.bytes)]
+    assert bytes_[0] == bytes_[1] > 300 * len(tokens)
+    for at in range(2, 2000):
+        entered.databases.harvest.observe(tokens[:at][-4:], 1, lambda _: [(7, 0.5)])
+    harvested = entered.bytes
+    assert harvested > bytes_[0] + 2000 * 300
+    entered.databases.past.finish(tokens, 2000)
+    assert entered.bytes == harvested, "the past is counted once, not per room"
+    assert entered.databases.past.bytes > 300 * 1990
+    context, model = entered.databases.as_published()[:2]
+    context.observe(tokens, len(tokens), None)
+    assert entered.bytes > harvested + 200 * (2000 + 4000)
+    used = room(session, ask(session, "ann"), "ann")
+    whole, said = used.bytes, len(used.tokens)
+    used.tokens = []
+    assert whole >= used.bytes + 8 * said > used.bytes
+    assert knowledge(session).bytes == past(session, "ann").bytes + used.bytes > 0
+
+
+def test_answers_that_can_be_proved_are_few(session: Session) -> None:
+    """Each is held with all its steps."""
+    asked = [("ann", ask(session, "ann")) for _ in range(PROVABLE + 3)]
+    assert list(session.answered) == asked[3:]
+
+
+def test_a_past_that_was_read_takes_little_more_than_its_counts(db: Database) -> None:
+    """Numbers that are read from a store are new ones: the same ones are kept once."""
+    draw = random.Random(1)
+    grams = [Gram(tuple(300 + draw.randrange(50) for _ in range(5)), 1, 1) for _ in range(500)]
+    tier = ModelTier(Gram(tuple(int(str(t)) for t in g.tokens), 1, 1) for g in grams)
+    numbers = {id(token) for gram, _ in tier.grams() for token in gram[:-1]}
+    assert len(numbers) <= 50
+
+
+def test_of_many_browsers_the_latest_are_remembered() -> None:
+    latest: Latest[str, int] = Latest()
+    for number in range(3 * Latest.LIMIT):
+        latest[str(number)] = number
+        latest["kept"] = number
+    assert len(latest) == Latest.LIMIT and latest["kept"] == 3 * Latest.LIMIT - 1
+    assert str(3 * Latest.LIMIT - 1) in latest and "0" not in latest
+    assert latest.setdefault("new", 7) == 7 and len(latest) == Latest.LIMIT
+
+
+def test_notices_of_owners_who_never_come_back_are_forgotten(session: Session) -> None:
+    for number in range(2 * Latest.LIMIT):
+        session.report(f"owner {number}", "The disk is full.")
+    assert len(session.notices) == Latest.LIMIT
+    session.report(f"owner {2 * Latest.LIMIT - 1}", "The disk is full.")
+    assert session.take_notices(f"owner {2 * Latest.LIMIT - 1}") == ["The disk is full."]
+
+
+def test_resident_memory_is_flat_over_200_conversations_and_50_owners() -> None:
+    """After a tenth of them memory grows by less than 4 MB: without a limit it does by 10 MB."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.soak", "200", "50", str(4 * MB)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [[int(word) for word in line.split()] for line in run.stdout.splitlines()]
+    assert len(lines) == 10 and all(told <= 4 * MB for _, told in lines)
+    resident = [size for size, _ in lines]
+    assert resident[-1] - resident[0] < 4 * MB, resident

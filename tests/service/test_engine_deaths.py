@@ -1,0 +1,143 @@
+"""The engine process killed at any moment: the app lives, what was shown is kept, the next message
+is answered."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from threading import Thread
+
+import pytest
+
+from app.service.generation import Answer
+from app.service.preferences import Preferences
+from app.service.session import Session
+from engine.backends.base import Backend, Filled
+from engine.backends.scores import LogitScores
+from engine.backends.toy import ToyBackend
+from engine.errors import StrataError
+from engine.local import Local
+from engine.models.loaders import Reading
+from engine.models.memory import Need
+from engine.remote import Remote
+from engine.settings import Generation, Runtime, Sampling
+from engine.tree import Tree
+from storage.database import Database
+from tests.support.inside import ME, soon
+
+MOMENTS = {"loading": 12, "prompt": 12, "answer": 14, "learning": 12}
+CHOSEN = Preferences(Generation(Sampling(0.8, seed=3), max_tokens=60), fresh_seed=False)
+
+
+class Slow(ToyBackend):
+    """A toy that takes its time over a prompt and over each forward."""
+
+    def prefill(self, tokens: list[int], cancelled: Callable[[], bool]) -> Filled:  # type: ignore[override]
+        time.sleep(0.02)
+        return super().prefill(tokens, cancelled)
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        time.sleep(0.002)
+        return super().score(tree, sampling)
+
+
+def toy(source: str, runtime: Runtime) -> Backend:
+    time.sleep(0.02)
+    return Slow(name=Path(source).name)
+
+
+def anywhere(source: str, runtime: Runtime) -> str:
+    return "cpu"
+
+
+def little(source: str, runtime: Runtime) -> Need:
+    return Need(1, 1, 1)
+
+
+def plenty(device: str) -> int:
+    return 1 << 30
+
+
+def here(source: str) -> bool:
+    return True
+
+
+READING = Reading(load=toy, need=little, device=anywhere, free=plenty, present=here)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as patched, Database() as db:
+        # That it gives up after three ends in a row is tested in tests/service/test_revival.py.
+        patched.setattr("app.service.revival.WINDOW", 0.0)
+        patched.setattr("engine.drafting.costs.SECONDS", 0.0)
+        engine = Remote(partial(Local, reading=READING))
+        found = Session(engine, db, reading=READING)
+        list(found.models.start("/toys/one"))
+        yield found
+        engine.close()
+
+
+def kill(session: Session) -> None:
+    assert isinstance(session.engine, Remote)
+    os.kill(session.engine.process.pid, signal.SIGKILL)
+
+
+def ready(session: Session) -> bool:
+    """Whether a model is there and nobody loads another one."""
+    return session.engine.state.there and session.models.loading is None
+
+
+def ask(session: Session) -> Answer:
+    conversation = session.say(ME, None, "hello there " * 20)
+    return session.generations.start(ME, conversation, CHOSEN)
+
+
+def stored(session: Session, answer: Answer) -> str:
+    messages = session.conversations(ME).messages(answer.conversation)
+    return messages[1].content if len(messages) > 1 else ""
+
+
+def shown_when_killed(session: Session, answer: Answer, tokens: int) -> str:
+    """What a page has been told by the time that the process is killed."""
+    assert soon(lambda: answer.tokens >= tokens or answer.over)
+    shown = answer.update.text if answer.update else ""
+    kill(session)
+    return shown
+
+
+def load(session: Session, name: str) -> None:
+    """Load another model; that it may fail is the point."""
+    with suppress(StrataError):
+        list(session.models.load(f"/toys/{name}"))
+
+
+@pytest.mark.parametrize(
+    ("what", "number"), [(what, n) for what, most in MOMENTS.items() for n in range(most)]
+)
+def test_killed_at_any_moment(session: Session, what: str, number: int) -> None:
+    assert soon(lambda: ready(session))
+    random = Random(f"{what} {number}")
+    if what == "loading":
+        loading = Thread(target=load, args=(session, f"other {number}"))
+        loading.start()
+        time.sleep(random.uniform(0.0, 0.15))
+        kill(session)
+        loading.join(60)
+        assert not loading.is_alive()
+    else:
+        answer = ask(session)
+        if what == "prompt":
+            time.sleep(random.uniform(0.0, 0.03))
+        wanted = {"prompt": 0, "answer": random.randrange(1, 50), "learning": 60}[what]
+        shown = shown_when_killed(session, answer, wanted)
+        assert soon(lambda: answer.over), "it ends"
+        assert stored(session, answer).startswith(shown.removesuffix("\ufffd"))
+    assert soon(lambda: ready(session)), "a model is back"
+    again = ask(session)
+    assert soon(lambda: again.over) and not again.error
+    assert again.tokens == 60 and stored(session, again) == again.update.text  # type: ignore[union-attr]

@@ -1,0 +1,1001 @@
+"""Another model in the running app: what goes with the old one, what stays, and that whatever
+fails, there is a model that answers."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.arguments import EMBEDDED
+from app.service import models
+from app.service.models import Candidate, Progress
+from app.service.preferences import Preferences
+from app.service.recorder import Update
+from app.service.runs import Run, Runs
+from app.service.session import Session
+from engine.backends.base import Backend
+from engine.backends.scores import LogitScores
+from engine.backends.toy import END, VOCABULARY, ToyBackend, deviating
+from engine.drafting import costs as engine_costs
+from engine.engine import Event, Request
+from engine.errors import Cancelled, ModelError, PromptError, SettingError, StorageError
+from engine.local import Local
+from engine.models.loaders import Reading
+from engine.models.memory import Need
+from engine.runs import UNMEASURED
+from engine.sampling import Floats
+from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.streams import Stream
+from engine.tree import Tree
+from storage.contexts import ContextStore
+from storage.costs import CostStore
+from storage.database import Database
+from storage.ngrams import ModelNgrams
+from storage.sources import SourceStore
+from storage.statistics import SUFFIX, StatisticsTable, open_table
+from storage.statistics_build import build
+
+ME = "local"
+NAMES = ("one", "two", "three", "draft")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure with few rounds: the toy needs no two seconds."""
+    measure = partial(engine_costs.measure_costs, sizes=(0, 1, 4), seconds=0.01)
+    monkeypatch.setattr("engine.loaded.measure_costs", measure)
+    monkeypatch.setattr(
+        "engine.hsd.measure.measure_costs", lambda backend, seconds: measure(backend)
+    )
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.comparison.UPDATE_SECONDS", 0.0)
+
+
+def endless(key: int) -> Callable[[tuple[int, ...]], Floats]:
+    """The logits of a model that never ends its answer."""
+    logits = deviating(3.0, key)
+
+    def without_end(suffix: tuple[int, ...]) -> Floats:
+        found = logits(suffix).copy()
+        found[END] = -20.0
+        return found
+
+    return without_end
+
+
+class Shop:
+    """Toy models as files, what they need, and what may go wrong with them.
+
+    A file holds the name of its tokenizer. A model that is not there yet has a hub id, and its
+    file appears with the download.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.room, self.broken = root, 1000, set[str]()
+        self.made: list[weakref.ref[Backend]] = []
+        self.runtimes: list[Runtime] = []
+        self.arrived: set[str] = set()
+        self.pieces = 3
+        self.between: Callable[[], None] = lambda: None
+        for name in NAMES:
+            (root / f"{name}.gguf").write_text("bytes")
+
+    def source(self, name: str) -> str:
+        return str(self.root / f"{name}.gguf")
+
+    @property
+    def alive(self) -> list[str]:
+        """The models in memory. What can be collected is still there: freeing it is no accident."""
+        return sorted(backend.info.name for ref in self.made if (backend := ref()))
+
+    def free(self, device: str) -> int:
+        return self.room - 40 * len(self.alive)
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        if source.startswith("strange"):
+            raise ModelError("It does not tell.")
+        return Need(1, 40, runtime.context_length // 1024)
+
+    def load(self, source: str, runtime: Runtime) -> Backend:
+        if source in self.broken:
+            raise RuntimeError("the file is damaged")
+        path = Path(source)
+        name = source if source.startswith(("hub/", "strange")) else path.stem
+        toy = ToyBackend(name=name, logits=endless(sum(name.encode())))
+        tokenizer = path.read_text() if path.is_file() else "bytes"
+        toy.info = replace(
+            toy.info,
+            tokenizer_fingerprint=tokenizer,
+            tokenizer_type=tokenizer,
+            memory_bytes=40,
+        )
+        self.made.append(weakref.ref(toy))
+        self.runtimes.append(runtime)
+        return toy
+
+    def download(
+        self, source: str, progress: Callable[[int, int], None], cancelled: Callable[[], bool]
+    ) -> str:
+        for piece in range(1, self.pieces + 1):
+            if cancelled():
+                raise Cancelled("The download was stopped. What is there stays.")
+            progress(piece * 1024, self.pieces * 1024)
+            self.between()
+        self.arrived.add(source)
+        return source
+
+    def reading(self) -> Reading:
+        return Reading(
+            load=self.load,
+            need=self.need,
+            device=lambda source, runtime: "cpu",
+            free=self.free,
+            scan=lambda folder: sorted(str(path) for path in Path(folder).glob("*.gguf")),
+            present=lambda source: not source.startswith("hub/") or source in self.arrived,
+            download=self.download,
+        )
+
+    def session(self, db: Database, name: str = "one", guests: bool = False) -> Session:
+        """An app that has just started with that model."""
+        folders = [self.root / "statistics"]
+        engine = Local(partial(open_table, folders), self.reading())
+        session = Session(engine, db, guests, self.reading(), folders)
+        list(session.models.start(self.source(name)))
+        return session
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+@pytest.fixture
+def session(db: Database, shop: Shop) -> Session:
+    return shop.session(db)
+
+
+def local(session: Session) -> Local:
+    """The engine, from inside."""
+    assert isinstance(session.engine, Local)
+    return session.engine
+
+
+def loaded(session: Session) -> Backend:
+    """The loaded model."""
+    return local(session).loaded.backend
+
+
+class Gate(threading.Event):
+    """Models wait for it, `reached` once one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+
+def held(monkeypatch: pytest.MonkeyPatch, steps: int = 5) -> Gate:
+    """After so many forwards the models wait until this is set."""
+    gate, forwards, score = Gate(), count(), ToyBackend.score
+
+    def wait(self: ToyBackend, tree: Tree, sampling: Sampling) -> LogitScores:
+        if next(forwards) >= steps and not gate.is_set():
+            gate.reached.set()
+            assert gate.wait(10)
+        return score(self, tree, sampling)
+
+    monkeypatch.setattr(ToyBackend, "score", wait)
+    return gate
+
+
+def preferences(method: str = "hd", tokens: int = 60, budget: str = "adaptive") -> Preferences:
+    generation = Generation(Sampling(temperature=0.8, seed=3), max_tokens=tokens)
+    return Preferences(generation, method, Drafting(budget=budget), fresh_seed=False)
+
+
+def ask(
+    session: Session, text: str = "hello there", method: str = "hd", budget: str = "adaptive"
+) -> Update:
+    conversation = session.say(ME, None, text)
+    *_, last = session.answer(ME, conversation, preferences(method, budget=budget))
+    return last
+
+
+def told(session: Session, source: str, runtime: Runtime = models.USUAL) -> list[Progress]:
+    return list(session.models.load(source, runtime))
+
+
+def fails(session: Session, source: str, runtime: Runtime = models.USUAL) -> str:
+    """Why a model cannot be loaded."""
+    with pytest.raises(ModelError) as caught:
+        told(session, source, runtime)
+    text = str(caught.value)
+    del caught
+    return text
+
+
+# taking over
+
+
+def test_the_text_is_that_of_a_program_that_started_with_the_model(
+    session: Session, shop: Shop
+) -> None:
+    texts = [ask(session).text]
+    for name in ("two", "three", "one"):
+        told(session, shop.source(name))
+        texts.append(ask(session).text)
+        assert session.info.name == name and session.models.source == shop.source(name)
+    assert texts[0] == texts[3] and len(set(texts)) == 3
+    for name, text in zip(("one", "two", "three"), texts, strict=False):
+        with Database() as db:
+            fresh = shop.session(db, name)
+            assert ask(fresh).text == text == ask(fresh, method="plain").text
+
+
+def test_conversations_stay_and_go_on_with_the_other_model(session: Session, shop: Shop) -> None:
+    conversation = session.say(ME, None, "hello")
+    list(session.answer(ME, conversation, preferences()))
+    before = session.conversations(ME).messages(conversation)
+    told(session, shop.source("two"))
+    assert session.conversations(ME).messages(conversation) == before
+    session.say(ME, conversation, "and more")
+    *_, last = session.answer(ME, conversation, preferences())
+    messages = session.conversations(ME).messages(conversation)
+    assert messages[:2] == before and messages[3].content == last.text
+    with Database() as db:
+        fresh = shop.session(db, "two")
+        copy = fresh.conversations(ME).create().id
+        for message in messages[:3]:
+            fresh.conversations(ME).append(copy, message.role, message.content)
+        assert [*fresh.answer(ME, copy, preferences("plain"))][-1].text == last.text
+
+
+def remembered(session: Session) -> int | None:
+    """How many n-grams the engine holds of what the loaded model said; None before it needs any."""
+    past = local(session).loaded.knowledge.pasts.get(ME)
+    return past and past.tier.size
+
+
+def context(session: Session, conversation: str) -> list[int]:
+    """The log of an open conversation."""
+    return local(session).loaded.knowledge.rooms[ME, conversation].databases.context.log
+
+
+def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db: Database) -> None:
+    (shop.root / "two.gguf").write_text("other tokens")
+    conversation = session.say(ME, None, "hello")
+    list(session.answer(ME, conversation, preferences()))
+    rows = ModelNgrams(db, ME, "one").rows()
+    assert rows and remembered(session) == rows
+    log = ContextStore(db, ME).load(conversation, "bytes")
+    told(session, shop.source("two"))
+    assert remembered(session) is None and not local(session).loaded.knowledge.rooms
+    session.drop_answer(ME, conversation)
+    list(session.answer(ME, conversation, preferences()))
+    others = ModelNgrams(db, ME, "two").rows()
+    assert others and remembered(session) == others
+    assert ModelNgrams(db, ME, "one").rows() == rows
+    assert context(session, conversation) == ContextStore(db, ME).load(conversation, "other tokens")
+    told(session, shop.source("one"))
+    list(session.compare(ME, "hello", "", preferences(tokens=1), 1))
+    assert remembered(session) == rows, "a comparison teaches nothing"
+    session.drop_answer(ME, conversation)
+    list(session.answer(ME, conversation, preferences()))
+    assert log and context(session, conversation)[: len(log)] == log
+
+
+def test_costs_and_speed_are_those_of_the_loaded_model(session: Session, shop: Shop) -> None:
+    first = session.costs.record
+    assert first is not None and first == local(session).loaded.costs
+    assert session.plain.tokens_per_second > 0
+    session.plain = UNMEASURED
+    words = [progress.words for progress in told(session, shop.source("two"))]
+    assert "Measuring two …" in words and words[-1] == "two is loaded."
+    second = session.costs.record
+    assert second is not None and second == local(session).loaded.costs != first
+    assert session.plain.tokens_per_second > 0
+    again = [progress.words for progress in told(session, shop.source("one"))]
+    assert "Measuring one …" not in again, "its costs are stored"
+    assert session.costs.record == local(session).loaded.costs == first
+
+
+def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_is_gone(
+    shop: Shop, db: Database
+) -> None:
+    (shop.root / "two.gguf").write_text("other tokens")
+    (shop.root / "three.gguf").write_text("third")
+    (shop.root / "statistics").mkdir()
+    documents = [np.frombuffer(b"hello there, hello there" * 20, np.uint8).astype(np.uint32)]
+    for tokenizer in ("bytes", "other tokens"):
+        path = shop.root / "statistics" / f"{tokenizer}{SUFFIX}"
+        build(documents, path, tokenizer, VOCABULARY, "a title", 1 << 20)
+    (shop.root / "statistics" / f"third{SUFFIX}").write_bytes(b"rubbish")
+    session = shop.session(db)
+
+    def connections(tokenizer: str) -> list[Callable[[], object]]:
+        """Those of the engine, and of the tab that shows the table."""
+        tables = local(session).table, session.statistics
+        for table in tables:
+            assert isinstance(table, StatisticsTable) and table.meta["tokenizer"] == tokenizer
+        return [partial(table.connection.execute, "SELECT 1") for table in tables]
+
+    first = connections("bytes")
+    ask(session)
+    told(session, shop.source("two"))
+    for closed in first:
+        with pytest.raises(Exception, match="closed"):
+            closed()
+    second = connections("other tokens")
+    for opened in second:
+        opened()
+    told(session, shop.source("three"))
+    assert local(session).table is session.statistics is None and ask(session).text
+    (notice,) = session.models.notices
+    assert "cannot be used" in notice and "third" in notice
+    for closed in second:
+        with pytest.raises(Exception, match="closed"):
+            closed()
+
+
+def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -> None:
+    (shop.root / "two.gguf").write_text("other tokens")
+    (shop.root / "statistics").mkdir()
+    path = shop.root / "statistics" / f"bytes{SUFFIX}"
+    documents = [np.frombuffer(b"hello there, hello there" * 20, np.uint8).astype(np.uint32)]
+    build(documents, path, "bytes", VOCABULARY, "a title", 1 << 20)
+    session = shop.session(db)
+    table: StatisticsTable | None = session.statistics
+    told(session, shop.source("two"))
+    assert table is not None and list(table.top(3)) and session.statistics is None
+
+
+@pytest.mark.parametrize("method", ["hd", "plain", "hd-published", "lookup"])
+def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, method: str) -> None:
+    conversation = session.say(ME, None, "hello there")
+    list(session.answer(ME, conversation, preferences(method)))
+    list(session.prove(ME, conversation))
+    if method != "plain":
+        list(session.compare(ME, "hello there", "", preferences(method), 1))
+    session.stacks.load([shop.source("draft")])
+    list(session.stacks.profile(Sampling(), ("hello there",), 8))
+    left = session.answer(ME, session.say(ME, None, "left"), preferences(method))
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    del left
+    assert shop.alive == ["draft", "one"]
+    told(session, shop.source("two"))
+    assert shop.alive == ["two"] and session.stacks.drafts == {}
+
+
+def test_what_an_answer_left_open_cannot_be_proved_with_another_model(
+    session: Session, shop: Shop
+) -> None:
+    conversation = session.say(ME, None, "hello")
+    list(session.answer(ME, conversation, preferences()))
+    told(session, shop.source("two"))
+    with pytest.raises(Exception, match="no answer of this session"):
+        list(session.prove(ME, conversation))
+
+
+# room in memory
+
+
+def test_a_model_that_fits_beside_the_other_is_read_first(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    load = shop.load
+
+    def watched(source: str, runtime: Runtime) -> Backend:
+        seen.append(session.info.name + type(loaded(session)).__name__)
+        return load(source, runtime)
+
+    local(session).reading = replace(local(session).reading, load=watched)
+    told(session, shop.source("two"))
+    shop.room = 50
+    told(session, shop.source("three"))
+    assert seen == ["oneToyBackend", "twoAway"] and shop.alive == ["three"]
+
+
+def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, shop: Shop) -> None:
+    session.stacks.load([shop.source("draft")])
+    text, backend = ask(session).text, loaded(session)
+    shop.room = 47
+    words = fails(session, shop.source("two"))
+    assert "two needs 48 B (40 B of weights and 8 B of cache), and 47 B are free on cpu" in words
+    assert "loaded models included" in words and "Nothing was loaded" in words
+    assert loaded(session) is backend and list(session.stacks.drafts) == ["draft"]
+    assert ask(session).text == text and len(shop.made) == 2
+    del backend
+    shorter = Runtime(context_length=1024)
+    assert session.models.need(shop.source("two"), shorter).total == 41
+    assert session.models.free(shop.source("two"), shorter) == 47
+    told(session, shop.source("two"), shorter)
+    assert session.models.runtime == shorter == shop.runtimes[-1] and shop.alive == ["two"]
+
+
+def test_a_need_that_is_not_known_refuses_nothing(session: Session) -> None:
+    told(session, "strange")
+    assert session.info.name == "strange" and ask(session).text
+
+
+# failures
+
+
+@pytest.mark.parametrize("room", [200, 110])
+def test_a_model_that_fails_leaves_the_old_one_with_its_drafts(
+    session: Session, shop: Shop, room: int
+) -> None:
+    stacks = session.stacks
+    stacks.load([shop.source("draft")])
+    list(stacks.profile(Sampling(0.8), ("hello there",), 8))
+    stacks.choose("draft@2", Sampling(0.8), Drafting(), False)
+    text = ask(session, method="hsd:draft@2").text
+    shop.room = room
+    shop.broken.add(shop.source("two"))
+    words = fails(session, shop.source("two"))
+    assert "two.gguf' cannot be used: the file is damaged" in words
+    assert ("one is back." in words) == (room == 110)
+    assert shop.alive == ["draft", "one"] and session.models.source == shop.source("one")
+    assert list(stacks.drafts) == ["draft"] and stacks.spec == "draft@2"
+    assert ask(session, method="hsd:draft@2").text == text == ask(session, method="plain").text
+    assert session.models.candidates()[-1].source == shop.source("one"), "not remembered"
+
+
+@pytest.mark.parametrize("room", [200, 60])
+def test_a_model_that_cannot_answer_counts_as_one_that_failed(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    text = ask(session).text
+    shop.room = room
+    score = ToyBackend.score
+
+    def fail(self: ToyBackend, *arguments: object) -> object:
+        if self.info.name == "two":
+            assert len(shop.alive) <= room // 40
+            raise MemoryError("no room")
+        assert "two" not in shop.alive or room == 200, "its memory is needed"
+        return score(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ToyBackend, "score", fail)
+    assert "no room" in fails(session, shop.source("two"))
+    assert shop.alive == ["one"] and ask(session).text == text
+
+
+def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: Shop) -> None:
+    conversation = session.say(ME, None, "hello")
+    list(session.answer(ME, conversation, preferences()))
+    shop.room = 50
+    shop.broken |= {shop.source("one"), shop.source("two")}
+    words = fails(session, shop.source("two"))
+    assert "cannot be loaded again either (the file is damaged)" in words
+    assert "load one in the Models tab" in words and shop.alive == []
+    assert session.models.source == "" and not session.models.demonstration
+    for reach in (
+        lambda: session.say(ME, conversation, "more"),
+        lambda: list(session.compare(ME, "hello", "", preferences(), 1)),
+        session.measure_costs,
+        lambda: session.stacks.load([shop.source("draft")]),
+        lambda: loaded(session).detokenize([1]),
+    ):
+        with pytest.raises(ModelError):
+            reach()
+    assert len(session.conversations(ME).messages(conversation)) == 2
+    told(session, shop.source("three"))
+    assert ask(session).text and shop.alive == ["three"]
+
+
+def test_drafts_that_do_not_come_back_are_told(session: Session, shop: Shop) -> None:
+    session.stacks.load([shop.source("draft")])
+    shop.room = 100
+    shop.broken |= {shop.source("draft"), shop.source("two")}
+    words = fails(session, shop.source("two"))
+    assert "one is back, without draft models (the file is damaged)" in words
+    assert session.stacks.drafts == {} and ask(session).text
+
+
+def test_what_no_one_foresaw_is_an_error_of_ours_too(session: Session, shop: Shop) -> None:
+    def fall(source: str) -> bool:
+        raise OSError("cable cut")
+
+    session.models.reading = replace(session.models.reading, present=fall)
+    assert "two was not loaded: cable cut" in fails(session, shop.source("two"))
+    assert ask(session).text
+
+
+def test_a_download_that_no_one_foresaw_to_fail_says_so() -> None:
+    def fall(report: models.Report) -> None:
+        report(Progress(0.5, "halfway"))
+        raise OSError("cable cut")
+
+    found = models.reported("two", fall)
+    assert next(found) == Progress(0.5, "halfway")
+    with pytest.raises(ModelError, match="two was not loaded: cable cut. Choose another one."):
+        next(found)
+
+
+def test_a_memory_of_models_that_fails_costs_no_model(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("The disk is full.")
+
+    monkeypatch.setattr(SourceStore, "add", full)
+    told(session, shop.source("two"))
+    assert session.models.notices == ["The disk is full."] and ask(session).text
+
+
+def test_stored_costs_that_cannot_be_read_are_measured(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("The database is locked.")
+
+    monkeypatch.setattr(CostStore, "load", full)
+    assert "Measuring two …" in [progress.words for progress in told(session, shop.source("two"))]
+    assert session.models.notices == ["The database is locked."] and ask(session).text
+
+
+# stopping and waiting
+
+
+def stop_of(runs: Runs, about: str = "") -> threading.Event:
+    """What is set when the engine stops what it does for the one run that is known."""
+    (run,) = runs.known[ME, about]
+    return run.stop.streams[-1].stopped
+
+
+def loading_run(session: Session) -> Run:
+    """The load under way."""
+    (run,) = session.models.runs.known[ME, ""]
+    return run
+
+
+def test_a_download_tells_how_far_it_is(session: Session) -> None:
+    found = told(session, "hub/two")
+    shares = [p.share for p in found if p.words.startswith("Downloading two:")]
+    assert shares == [1 / 3, 2 / 3, 1.0]
+    assert Progress(1 / 3, "Downloading two: 1.0 KiB of 3.0 KiB") in found
+    assert found[-1] == Progress(1.0, "two is loaded.") and session.models.source == "hub/two"
+    told(session, "hub/three")
+    assert not [p for p in told(session, "hub/two") if "Downloading" in p.words]
+
+
+def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> None:
+    backend = loaded(session)
+    shop.between = lambda: loading_run(session).stop.event.wait(10) and None
+    for progress in (loading := session.models.load("hub/two")):
+        if "Downloading two:" in progress.words:
+            break
+    session.models.stop()
+    with pytest.raises(Cancelled, match="was stopped"):
+        list(loading)
+    assert loaded(session) is backend and len(shop.made) == 1 and ask(session).text
+    shop.between = lambda: None
+    told(session, "hub/two")
+    assert session.models.source == "hub/two", "a stop counts once"
+
+
+def test_a_stop_while_it_waits_for_the_model_leaves_everything(
+    session: Session, shop: Shop
+) -> None:
+    backend, began, done = loaded(session), threading.Event(), threading.Event()
+
+    def work(stream: Stream[Any]) -> None:
+        began.set()
+        assert done.wait(10)
+
+    user = local(session).start(ME, work)
+    assert began.wait(10)
+    loading = session.models.load(shop.source("two"))
+    assert next(loading).words == "Loading two …"
+    session.models.stop()
+    with pytest.raises(Cancelled, match="before it began"):
+        list(loading)
+    done.set()
+    assert list(user) == []
+    assert loaded(session) is backend and len(shop.made) == 1 and ask(session).text
+
+
+@pytest.mark.parametrize("room", [200, 50])
+def test_a_load_that_has_begun_is_not_stopped(session: Session, shop: Shop, room: int) -> None:
+    """The old model may be gone by then."""
+    shop.room = room
+
+    def load(source: str, runtime: Runtime) -> Backend:
+        session.models.stop()
+        return shop.load(source, runtime)
+
+    local(session).reading = replace(shop.reading(), load=load)
+    told(session, shop.source("two"))
+    assert session.models.source == shop.source("two") and ask(session).text
+
+
+def test_an_answer_under_way_ends_and_is_kept(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation, gate = session.say(ME, None, "hello"), held(monkeypatch)
+    updates = session.answer(ME, conversation, preferences("plain", tokens=200))
+    first = next(updates)
+    loading = session.models.load(shop.source("two"))
+    assert next(loading).words == "Loading two …"
+    assert stop_of(session.runs, conversation).wait(10)
+    gate.set()
+    *_, last = updates
+    assert last.finish == "cancelled" and last.text.startswith(first.text)
+    list(loading)
+    assert session.info.name == "two"
+    assert session.conversations(ME).messages(conversation)[1].content == last.text
+    session.drop_answer(ME, conversation)
+    *_, again = session.answer(ME, conversation, preferences())
+    assert again.finish == "length", "a stop counts once"
+
+
+@pytest.mark.parametrize("work", ["compare", "prove", "profile"])
+def test_measurements_under_way_end_too(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    session.stacks.load([shop.source("draft")])
+    conversation = session.say(ME, None, "hello")
+    list(session.answer(ME, conversation, preferences()))
+    gate = held(monkeypatch, steps=20)
+    if work == "profile":
+        gate.set()  # It measures costs first.
+    running: Iterator[object] = {
+        "compare": lambda: session.compare(ME, "hello", "", preferences(), 50),
+        "prove": lambda: session.prove(ME, conversation),
+        "profile": lambda: session.stacks.profile(Sampling(), ("hello there",), 500),
+    }[work]()
+    next(running)
+    gate.clear()
+    loading = session.models.load(shop.source("two"))
+    next(loading)
+    runs = session.stacks.runs if work == "profile" else session.runs
+    assert stop_of(runs, conversation if work == "prove" else "").wait(10)
+    gate.set()
+    if work == "compare":
+        *_, last = running
+        assert last.cancelled  # type: ignore[attr-defined]
+    else:
+        with pytest.raises(Exception, match="stopped"):
+            list(running)
+    list(loading)
+    del running
+    assert shop.alive == ["two"]
+
+
+def test_a_proof_that_another_model_ends_says_so(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a pair: what it had seen by then is not enough."""
+    conversation = session.say(ME, None, "hello")
+    list(session.answer(ME, conversation, preferences()))
+    shop.broken.add(shop.source("two"))
+    engine, gate, streams = local(session), held(monkeypatch, steps=0), list[Stream[Event]]()
+    generate = engine.generate
+
+    def begun(request: Request) -> Stream[Event]:
+        if len(streams) == 2:
+            gate.clear()
+        streams.append(generate(request))
+        return streams[-1]
+
+    monkeypatch.setattr(engine, "generate", begun)
+    gate.set()
+    with ThreadPoolExecutor(1) as pool:
+        proof = pool.submit(list, session.prove(ME, conversation))
+        assert gate.reached.wait(10)
+        loading = session.models.load(shop.source("two"))
+        next(loading)
+        assert streams[2].stopped.wait(10)
+        gate.set()
+        with pytest.raises(PromptError, match="The proof was stopped"):
+            proof.result(10)
+    with pytest.raises(ModelError, match="damaged"):
+        list(loading)
+
+
+def test_who_waits_is_answered_by_the_new_model(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is exchanged while two answers wait: both are wholly of one model."""
+    conversations = [session.say(ME, None, "hello there") for _ in range(3)]
+    texts: dict[str, str] = {}
+    gate = held(monkeypatch)
+    running = session.answer(ME, conversations[0], preferences("plain", tokens=200))
+    next(running)
+    loading = session.models.load(shop.source("two"))
+    next(loading)
+
+    def answer(conversation: str) -> None:
+        *_, last = session.answer(ME, conversation, preferences())
+        texts[conversation] = last.text
+
+    waiting = [threading.Thread(target=answer, args=[c]) for c in conversations[1:]]
+    for thread in waiting:
+        thread.start()
+    gate.set()
+    list(running)
+    list(loading)
+    for thread in waiting:
+        thread.join()
+    with Database() as db:
+        whole = [ask(shop.session(db, name)).text for name in ("one", "two")]
+    assert all(any(w.startswith(text) for w in whole) for text in texts.values())
+
+
+def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
+    """No answer mixes two models, none is lost, nobody waits for ever."""
+    whole = {name: ask(session).text for name in ("one", "two") if told(session, shop.source(name))}
+    found: list[Update] = []
+    done = threading.Event()
+    errors: list[BaseException] = []
+
+    def answer() -> None:
+        try:
+            while not done.is_set():
+                with suppress(Cancelled):
+                    found.append(ask(session))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    for turn in range(8):
+        told(session, shop.source(("one", "two")[turn % 2]))
+    done.set()
+    thread.join(60)
+    assert not thread.is_alive() and not errors and found
+    for update in found:
+        said = update.text.removesuffix("\ufffd")  # half a character, where it was cut
+        assert any(text.startswith(said) for text in whole.values())
+        assert update.finish == "cancelled" or update.text in whole.values()
+
+
+def test_a_load_that_nobody_watches_goes_on(session: Session, shop: Shop) -> None:
+    loading = session.models.load(shop.source("two"))
+    next(loading)
+    loading.close()  # type: ignore[attr-defined]
+    with session.models.busy:
+        assert session.info.name == "two"
+
+
+def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
+    loading = session.models.load(shop.source("two"))
+    waits = threading.Event()
+    local(session).reading = replace(
+        shop.reading(), load=lambda *a: (waits.wait(), shop.load(*a))[1]
+    )
+    next(loading)
+    assert "three has to wait" in fails(session, shop.source("three"))
+    waits.set()
+    list(loading)
+    assert session.info.name == "two"
+
+
+# what may be asked for
+
+
+def test_the_loaded_model_is_not_loaded_again(session: Session, shop: Shop) -> None:
+    backend = loaded(session)
+    (only,) = told(session, f"{shop.root}/../{shop.root.name}/one.gguf")
+    assert only == Progress(1.0, "one is loaded already, like this.")
+    assert loaded(session) is backend and len(shop.made) == 1
+    told(session, shop.source("one"), Runtime(threads=2))
+    assert loaded(session) is not backend and session.models.runtime.threads == 2
+
+
+def test_guests_load_nothing(shop: Shop, db: Database) -> None:
+    session = shop.session(db, guests=True)
+    with pytest.raises(SettingError, match="others use this app"):
+        told(session, shop.source("two"))
+    assert session.info.name == "one"
+
+
+def test_a_source_without_a_name_is_refused(session: Session) -> None:
+    assert "without a name" in fails(session, "  ")
+
+
+# which there are
+
+
+def names(session: Session) -> list[tuple[str, bool]]:
+    return [(c.name, c.loaded) for c in session.models.candidates()]
+
+
+def embedded() -> list[tuple[str, bool]]:
+    """The demonstration model, in as many forms as there are here."""
+    forms = [EMBEDDED, models.EMBEDDED_FILE]
+    return [("tiny-chat", False)] * sum(form.exists() for form in forms)
+
+
+def test_candidates_are_the_embedded_model_those_loaded_and_those_found(
+    session: Session, shop: Shop, db: Database
+) -> None:
+    runtime = Runtime(context_length=2048)
+    told(session, shop.source("two"), runtime)
+    told(session, "hub/three")
+    assert names(session) == [*embedded(), ("three", True), ("two", False), ("one", False)]
+    *_, two, _ = session.models.candidates()
+    assert two == Candidate(shop.source("two"), "two", "llama.cpp", 5, False, runtime)
+    Path(shop.source("two")).unlink()
+    assert names(session) == [*embedded(), ("three", True), ("one", False)]
+    folder = shop.root / "more"
+    folder.mkdir()
+    (folder / "four.gguf").write_text("bytes")
+    assert session.models.scan(f"{folder}/../more") == 1
+    assert ("four", False) in names(session)
+    later = shop.session(db, "three")
+    assert names(later)[-3:] == [("three", False), ("one", False), ("four", False)]
+    (folder / "four.gguf").unlink()
+    assert ("four", False) not in names(later)
+    first = later.models.candidates()[0]
+    assert first.source == str(EMBEDDED) and first.kind == "transformers" and first.bytes > 10**6
+
+
+def test_a_folder_without_models_is_refused(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="no model in"):
+        session.models.scan(str(tmp_path / "empty"))
+    assert session.models.store.folders() == []
+
+
+def test_a_folder_that_cannot_be_read_any_more_hides_no_other(
+    session: Session, shop: Shop, db: Database
+) -> None:
+    session.models.scan(str(shop.root))
+
+    def gone(folder: str) -> list[str]:
+        raise ModelError(f"The folder {folder!r} cannot be read.")
+
+    later = Session(Local(backend=ToyBackend()), db, reading=replace(shop.reading(), scan=gone))
+    assert [c.name for c in later.models.candidates()][len(embedded()) :] == ["one"]
+
+
+def test_stored_settings_of_another_version_are_the_usual_ones(
+    session: Session, shop: Shop, db: Database
+) -> None:
+    SourceStore(db).add(shop.source("one"), {"threads": -5})
+    SourceStore(db).add(shop.source("two"), {"colour": "red"})
+    assert {c.runtime for c in session.models.candidates()} == {Runtime()}
+
+
+# draft models
+
+
+def test_each_target_has_the_draft_models_that_were_chosen_for_it(
+    session: Session, shop: Shop
+) -> None:
+    stacks = session.stacks
+    stacks.load([shop.source("draft")])
+    list(stacks.profile(Sampling(0.8), ("hello there",), 8))
+    stacks.choose("draft@2", Sampling(0.8), Drafting(), False)
+    told(session, shop.source("two"))
+    assert stacks.drafts == {} and stacks.spec == "" and stacks.state == local(session).state
+    with pytest.raises(SettingError, match="none is loaded"):
+        ask(session, method="hsd")
+    told(session, shop.source("one"), Runtime(context_length=1024))
+    assert list(stacks.drafts) == ["draft"] and stacks.spec == "draft@2"
+    assert shop.runtimes[-1] == Runtime(context_length=1024), "as the target runs"
+    assert ask(session, method="hsd").text == ask(session, method="plain").text
+
+
+def test_draft_models_that_do_not_come_are_notices(session: Session, shop: Shop) -> None:
+    session.stacks.load([shop.source("draft")])
+    list(session.stacks.profile(Sampling(0.8), ("hello there",), 8))
+    session.stacks.choose("", Sampling(0.8), Drafting(), False)
+    told(session, shop.source("two"))
+    Path(shop.source("draft")).write_text("other tokens")
+    told(session, shop.source("one"))
+    (notice,) = session.models.notices
+    assert "draft" in notice and session.stacks.drafts == {} and ask(session).text
+
+
+def test_draft_models_on_the_hub_are_downloaded(session: Session, shop: Shop) -> None:
+    session.stacks.load(["hub/draft"])
+    list(session.stacks.profile(Sampling(0.8), ("hello there",), 8))
+    session.stacks.choose("", Sampling(0.8), Drafting(), False)
+    told(session, shop.source("two"))
+    shop.arrived.clear()
+    assert Progress(1.0, "Downloading draft: 3.0 KiB of 3.0 KiB") in told(
+        session, shop.source("one")
+    )
+    assert list(session.stacks.drafts) == ["draft"]
+    told(session, shop.source("two"))
+    shop.arrived.clear()
+    shop.between = session.models.stop
+    told(session, shop.source("one"))
+    (notice,) = session.models.notices
+    assert "draft models were not loaded. The download was stopped" in notice
+    shop.between = session.stacks.stop
+    with pytest.raises(Cancelled):
+        session.stacks.load(["hub/draft"])
+    assert session.stacks.drafts == {} and ask(session).text
+
+
+def test_embedded_targets_offer_their_own_kind_of_drafts(tmp_path: Path) -> None:
+    beside = models.drafts_beside(str(EMBEDDED))
+    assert beside == [str(EMBEDDED.with_name(name)) for name in ("mid", "small")]
+    assert models.drafts_beside(str(EMBEDDED.with_name("mid"))) == [beside[1]]
+    files = models.drafts_beside(str(models.EMBEDDED_FILE))
+    assert files == [f"{path}.gguf" for path in beside if Path(f"{path}.gguf").exists()]
+    assert models.drafts_beside(str(tmp_path / "own")) == []
+    assert models.is_embedded(str(models.EMBEDDED_FILE)) and not models.is_embedded("")
+
+
+# the real thing
+
+
+@pytest.mark.model
+def test_the_embedded_models_take_turns(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Target, mid, target in one program; each says what it says in a program of its own."""
+    monkeypatch.undo()
+    cpu = Runtime(device="cpu", dtype="float32", threads=1, context_length=512)
+    sources = {name: str(EMBEDDED.with_name(name)) for name in ("target", "mid")}
+
+    def started(db: Database, name: str) -> Session:
+        session = Session(Local(), db)
+        list(session.models.start(sources[name], cpu))
+        return session
+
+    texts = {}
+    for name in sources:
+        with Database() as own:
+            texts[name] = ask(started(own, name), "Tell me a story.").text
+    assert texts["target"] != texts["mid"]
+    session = started(db, "target")
+    assert session.models.demonstration and session.info.name == "tiny-chat"
+    assert session.stacks.offered == models.drafts_beside(sources["target"])
+    old = weakref.ref(loaded(session))
+    assert ask(session, "Tell me a story.").text == texts["target"]
+    told(session, sources["mid"], cpu)
+    assert old() is None, "its memory is free"
+    assert ask(session, "Tell me a story.").text == texts["mid"]
+    assert "does not exist" in fails(session, str(EMBEDDED.with_name("nowhere")), cpu)
+    assert ask(session, "Tell me a story.").text == texts["mid"]
+    told(session, sources["target"], cpu)
+    assert ask(session, "Tell me a story.").text == texts["target"]
+
+
+def gain(session: Session, drafts: list[str]) -> None:
+    """Load and profile these draft models, and see that they draft and change no word."""
+    session.stacks.load(drafts)
+    list(session.stacks.profile(Sampling(0.8), ("Tell me a story.",), 24))
+    found = ask(session, "Tell me a story.", "hsd:small@3/mid@2", budget="fixed")
+    assert found.text == ask(session, "Tell me a story.", "plain").text
+    assert sum(found.metrics.accepted.values()) > 0
+
+
+@pytest.mark.gguf
+@pytest.mark.model
+def test_folders_and_files_take_turns_and_draft_for_each_other(
+    db: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    cpu = Runtime(device="cpu", dtype="float32", threads=1, context_length=512)
+    folder, file = str(EMBEDDED), str(models.EMBEDDED_FILE)
+    small, mid = (str(EMBEDDED.with_name(name)) for name in ("small", "mid"))
+    session = Session(Local(), db)
+    list(session.models.start(file, cpu))
+    assert session.models.demonstration and session.info.kind == "llama.cpp"
+    assert session.info.name == "tiny-chat"
+    text = ask(session, "Tell me a story.").text
+    gain(session, [small, f"{mid}.gguf"])
+    old = [weakref.ref(backend) for backend in (loaded(session), *local(session).drafts.values())]
+    told(session, folder, cpu)
+    assert [ref() for ref in old] == [None] * 3
+    gain(session, [f"{small}.gguf", mid])
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(Path(file).read_bytes()[:100_000])
+    assert "cut.gguf' cannot be used" in fails(session, str(cut), cpu)
+    assert session.models.source == folder and ask(session, "Tell me a story.").text
+    told(session, file, cpu)
+    assert ask(session, "Tell me a story.").text == text

@@ -1,0 +1,888 @@
+"""The session: what it stores, whose it is, and that no helper can change an answer."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.service.comparison import Progress
+from app.service.learned import MODEL_GRAMS
+from app.service.preferences import Preferences
+from app.service.proofs import PROOFS
+from app.service.recorder import Update
+from app.service.session import UNTITLED, Session
+from app.web.verdicts import proof_line
+from engine.backends.toy import END, ToyBackend
+from engine.decode import decode
+from engine.drafting.budget import Budget
+from engine.drafting.context import ContextTier
+from engine.drafting.knowledge import Guarded
+from engine.engine import Load, PastRecord, Request, answered, unknown
+from engine.errors import Busy, Cancelled, PromptError, SettingError, StorageError
+from engine.local import Local
+from engine.methods import METHODS
+from engine.models.loaders import Reading
+from engine.queue import Waiting
+from engine.sampling import Floats, draw
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree
+from engine.types import Event, Finish, Followers, Step, Work
+from storage.calibrations import CalibrationStore
+from storage.contexts import ContextStore
+from storage.conversations import Conversations
+from storage.database import Database
+from storage.ngrams import ModelNgrams
+from storage.traces import Traces
+from tests.support.inside import ME, Held, knowledge, local, past, room, soon
+
+DATABASES = [name for name, method in METHODS.items() if method.stack is None]
+"""Methods without draft models; those with some are tested in test_stacks.py."""
+
+
+@pytest.fixture
+def toy() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def session(db: Database, toy: Held) -> Session:
+    return Session(Local(backend=toy), db)
+
+
+def preferences(method: str = "hd", tokens: int = 60, seed: int = 3) -> Preferences:
+    generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=tokens)
+    return Preferences(generation, method, METHODS["hd"].drafting, fresh_seed=False)
+
+
+def run(updates: Iterator[Update | Waiting]) -> Update:
+    *_, last = updates
+    assert isinstance(last, Update)
+    return last
+
+
+def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
+    conversation = session.say(ME, None, text)
+    return conversation, run(session.answer(ME, conversation, preferences(method)))
+
+
+def known(session: Session) -> set[tuple[int, ...]]:
+    """The n-grams in the model tier."""
+    return {gram for gram, _ in past(session).tier.grams()}
+
+
+def texts(session: Session, conversation: str, owner: str = ME) -> list[str]:
+    return [m.content for m in session.conversations(owner).messages(conversation)]
+
+
+def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> None:
+    conversation, update = ask(session)
+    said, answered = session.conversations(ME).messages(conversation)
+    assert (said.role, said.content) == ("user", "hello there")
+    assert answered.content == update.text and update.finish in ("eos", "length")
+    assert answered.pieces == tuple(update.pieces)
+    (stored,) = Traces(session.database, ME).history()
+    assert answered.run_id == stored.id
+    assert stored.emitted_tokens == update.metrics.tokens
+    assert tuple(Traces(session.database, ME).steps(stored.id))[0].index == 0
+
+
+def test_the_first_message_names_the_conversation(session: Session) -> None:
+    conversation = session.say(ME, None, " what\n is   this, and why does it go on for so long?")
+    title = session.conversations(ME).get(conversation).title
+    assert title.startswith("what is this") and len(title) <= 48
+    named = session.conversations(ME).create("Mine").id
+    session.say(ME, named, "something else")
+    assert session.conversations(ME).get(named).title == "Mine"
+    assert UNTITLED != "Mine"
+
+
+def test_the_message_is_stored_before_decoding_begins(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    session.answer(ME, conversation, preferences())
+    assert texts(session, conversation) == ["hello"]
+
+
+@pytest.mark.parametrize("text", ["", "   \n", "x" * 5000])
+def test_a_message_that_cannot_be_answered_stores_nothing(session: Session, text: str) -> None:
+    with pytest.raises(PromptError):
+        session.say(ME, None, text)
+    assert session.conversations(ME).list() == []
+
+
+def test_an_error_while_answering_keeps_the_message(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    session.conversations(ME).set_system_prompt(conversation, "y" * 5000)
+    with pytest.raises(PromptError):
+        run(session.answer(ME, conversation, preferences()))
+    assert texts(session, conversation) == ["hello"]
+    session.conversations(ME).set_system_prompt(conversation, "")
+    assert run(session.answer(ME, conversation, preferences())).text
+
+
+def test_a_failing_model_keeps_the_message_and_frees_the_model(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = session.say(ME, None, "hello")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Held, "score", fail)
+        with pytest.raises(RuntimeError):
+            run(session.answer(ME, conversation, preferences()))
+    assert texts(session, conversation) == ["hello"]
+    assert run(session.answer(ME, conversation, preferences())).text
+
+
+def test_what_was_shown_is_stored_though_no_step_follows(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences())
+
+    def stored() -> list[Any]:
+        return [m.pieces for m in session.conversations(ME).messages(conversation)[1:]]
+
+    for _ in range(3):
+        toy.allow(1)
+        shown = tuple(next(updates).pieces)
+        assert soon(lambda shown=shown: stored() == [shown])
+    toy.allow()
+    run(updates)
+
+
+def test_the_last_step_is_stored_before_it_is_shown(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
+    conversation = session.say(ME, None, "hello")
+    for update in session.answer(ME, conversation, preferences()):
+        if update.finish:
+            assert texts(session, conversation) == ["hello", update.text]
+            break
+    else:
+        raise AssertionError("no update was the last")
+
+
+def test_there_is_no_message_before_there_is_text(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+    score = Held.score
+
+    def looked(*arguments: Any) -> Any:
+        found.append(texts(session, conversation))
+        return score(*arguments)
+
+    monkeypatch.setattr(Held, "score", looked)
+    conversation = session.say(ME, None, "hello")
+    run(session.answer(ME, conversation, preferences()))
+    assert found[0] == ["hello"] and all("" not in each for each in found)
+
+
+def test_an_answer_is_not_put_behind_another_message(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences())
+    toy.allow(1)
+    next(updates)
+    session.edit(ME, conversation, 0, "something else")
+    toy.allow()
+    run(updates)
+    assert texts(session, conversation) == ["something else"]
+    assert any("is not kept" in notice for notice in session.take_notices(ME))
+
+
+def test_a_write_that_failed_is_tried_again(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    append, tries = Conversations.append, list[int]()
+
+    def busy(*arguments: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise StorageError("The disk is full.")
+        return append(*arguments)
+
+    conversation = session.say(ME, None, "hello")
+    monkeypatch.setattr(Conversations, "append", busy)
+    updates = session.answer(ME, conversation, preferences())
+    toy.allow(1)
+    shown = next(updates)
+    assert isinstance(shown, Update)
+    assert soon(lambda: texts(session, conversation)[1:] == [shown.text])
+    assert session.take_notices(ME) == ["The disk is full."]
+    toy.allow()
+    run(updates)
+
+
+def test_closing_the_page_keeps_what_was_said(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences())
+    toy.allow(2)
+    shown = [next(updates), next(updates)][1]
+    assert isinstance(shown, Update)
+    updates.close()
+    toy.allow()
+    assert soon(lambda: (ME, conversation) in session.answered)
+    said, answered = texts(session, conversation)
+    assert said == "hello" and answered.startswith(shown.text)
+    run_of = session.answered[ME, conversation].run
+    assert len(run_of.steps) <= 3 and "".join(t.text for t in run_of.tokens) == answered
+    assert len(Traces(session.database, ME).history()) == 1
+    assert {gram.tokens for gram in ModelNgrams(session.database, ME, "toy").load()}
+    assert ask(session)[1].text
+
+
+def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An iterator that nobody has any more is closed by whichever thread finds that out."""
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences("plain"))
+    toy.allow(1)
+    next(updates)
+    score = Held.score
+
+    def closing(*arguments: Any, **named: Any) -> Any:
+        updates.close()
+        return score(*arguments, **named)
+
+    monkeypatch.setattr(Held, "score", closing)
+    toy.allow()
+    assert soon(lambda: (ME, conversation) in session.answered)
+    assert len(texts(session, conversation)) == 2
+
+
+def test_stop_ends_the_answer_and_keeps_it(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    toy.allow(1)
+    next(updates)
+    session.stop(ME, conversation)
+    toy.allow()
+    last = run(updates)
+    assert last.finish == "cancelled" and 0 < last.metrics.tokens < 10
+    assert texts(session, conversation)[1] == last.text
+
+
+def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    session.stop(ME, conversation)
+    with pytest.raises(Cancelled, match="before it began"):
+        run(session.answer(ME, conversation, preferences()))
+    assert texts(session, conversation) == ["hello"] and local(session).turns.running is None
+    session.drop_answer(ME, conversation)
+    assert run(session.answer(ME, conversation, preferences())).text
+
+
+@pytest.mark.parametrize("later", ["say", "edit", "drop", "prove"])
+def test_no_later_request_takes_a_stop_back(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    """The answer under way ends, whatever is asked of the same conversation meanwhile."""
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    conversation, _ = ask(session)
+    session.say(ME, conversation, "more")
+    updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    toy.allow(1)
+    next(updates)
+    session.stop(ME, conversation)
+    requests = {
+        "say": lambda: session.say(ME, conversation, "and more"),
+        "edit": lambda: session.edit(ME, conversation, 0, "other"),
+        "drop": lambda: session.drop_answer(ME, conversation),
+        "prove": lambda: next(iter(session.prove(ME, conversation))),
+    }
+    requests[later]()
+    toy.allow()
+    last = run(updates)
+    assert last.finish == "cancelled" and last.metrics.tokens < 10
+    if later == "drop":
+        session.drop_answer(ME, conversation)
+    if later != "prove":
+        assert run(session.answer(ME, conversation, preferences())).finish != "cancelled"
+
+
+def test_a_waiting_answer_says_so_and_can_leave_the_queue(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    first, second = (session.say(ME, None, text) for text in ("hello", "there"))
+    updates = session.answer(ME, first, preferences("plain", tokens=50))
+    toy.allow(1)
+    next(updates)
+    waiting = session.answer(ME, second, preferences())
+    assert next(waiting) == Waiting(1) and session.runs.busy(ME, second)
+    session.stop(ME, second)
+    with pytest.raises(Cancelled):
+        list(waiting)
+    assert not session.runs.busy(ME, second) and session.runs.busy(ME, first)
+    toy.allow()
+    assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
+    session.drop_answer(ME, second)
+    assert run(session.answer(ME, second, preferences())).text
+
+
+def test_a_guest_may_have_one_request_waiting(
+    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    session = Session(Local(backend=toy, each=1), db, guests=True)
+    conversations = [session.say("guest:a", None, text) for text in ("one", "two")]
+    running, waiting = (session.answer("guest:a", c, preferences("plain")) for c in conversations)
+    toy.allow(1)
+    next(running)
+    assert next(waiting) == Waiting(1)
+    for refused in (
+        lambda: session.say("guest:a", conversations[0], "three"),
+        lambda: session.edit("guest:a", conversations[1], 0, "three"),
+        lambda: session.drop_answer("guest:a", conversations[1]),
+        lambda: next(session.compare("guest:a", "three", "", preferences(), 1)),
+    ):
+        with pytest.raises(Busy, match="waits for the model already"):
+            refused()
+    assert texts(session, conversations[1], "guest:a") == ["two"]
+    assert texts(session, session.say("guest:b", None, "b"), "guest:b") == ["b"]
+    toy.allow()
+    run(running)
+    assert run(waiting).text
+
+
+def test_a_guest_does_not_wait_for_all_comparisons_of_another(
+    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison of many pairs lets others in after each of its runs, and goes on."""
+    session, owners = Session(Local(backend=toy, each=1), db, guests=True), list[str]()
+    answer = Local.answer
+
+    def noted(engine: Local, request: Request, stream: Any) -> None:
+        owners.append(request.owner)
+        answer(engine, request, stream)
+
+    monkeypatch.setattr(Local, "answer", noted)
+    pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    toy.allow(8)
+    next(pairs)
+    conversation = session.say("guest:b", None, "hello")
+    answers = session.answer("guest:b", conversation, preferences())
+    assert next(answers) == Waiting(1)
+    toy.allow()
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(run, answers)
+        *_, last = pairs
+        assert other.result().text
+    assert owners == ["guest:a", "guest:b", *["guest:a"] * 9]
+    assert isinstance(last, Progress) and len(last.pairs) == 5 and not last.cancelled
+
+
+def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs(
+    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    session = Session(Local(backend=toy, each=1), db, guests=True)
+    pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    for item in pairs:
+        if isinstance(item, Progress) and item.pairs:
+            break
+    conversation = session.say("guest:b", None, "hello")
+    answer = session.answer("guest:b", conversation, preferences("plain", tokens=500))
+    toy.allow(1)
+    next(answer)
+    assert next(pairs) == Waiting(1)
+    session.stop("guest:a", "")
+    *_, last = pairs
+    assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
+    runs = Traces(db, "guest:a").history(10)
+    assert len(runs) == 2, "the pair that was measured is stored"
+    session.stop("guest:b", conversation)
+    toy.allow()
+    assert run(answer).finish == "cancelled"
+
+
+def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
+    db: Database, toy: Held
+) -> None:
+    """What was broken off says nothing of a speed, whoever ended it."""
+    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, reading=reading), db)
+    pairs = session.compare(ME, "tell me", "", preferences("plain", tokens=60), 5)
+    for item in pairs:
+        if isinstance(item, Progress) and item.pairs:
+            break
+    toy.allow(2)
+    next(pairs)
+    loading = session.engine.load(Load("other"))
+    toy.allow()
+    *_, last = pairs
+    assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
+    list(answered(loading, unknown))
+    assert len(Traces(db, ME).history(10)) == 2
+
+
+def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) -> None:
+    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, reading=reading), db)
+    conversation, _ = ask(session)
+    list(answered(session.engine.load(Load("other")), unknown))
+    with pytest.raises(PromptError, match="no answer of this session"):
+        list(session.prove(ME, conversation))
+
+
+def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
+    db: Database, toy: Held
+) -> None:
+    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, reading=reading), db)
+    list(answered(session.engine.load(Load("other")), unknown))
+    assert session.plain.when == "after loading"
+    conversation, _ = ask(session)
+    list(session.prove(ME, conversation))
+    proved = session.plain
+    assert proved.when == "by the last proof"
+    list(session.engine.load_drafts([("small", "small")]))
+    assert session.engine.state.drafts and session.plain == proved
+    list(answered(session.engine.load(Load("third")), unknown))
+    assert session.plain.when == "after loading"
+
+
+def test_regenerating_replaces_the_answer(session: Session) -> None:
+    conversation, first = ask(session)
+    session.drop_answer(ME, conversation)
+    again = run(session.answer(ME, conversation, preferences()))
+    assert again.text == first.text, "the same seed gives the same answer"
+    assert len(texts(session, conversation)) == 2
+    session.drop_answer(ME, conversation)
+    assert run(session.answer(ME, conversation, preferences(seed=9))).text != first.text
+    with pytest.raises(PromptError, match="no message"):
+        session.drop_answer(ME, session.conversations(ME).create().id)
+
+
+def test_editing_replaces_what_followed(session: Session) -> None:
+    conversation, _ = ask(session)
+    session.say(ME, conversation, "more")
+    run(session.answer(ME, conversation, preferences()))
+    session.edit(ME, conversation, 0, "something else")
+    assert texts(session, conversation) == ["something else"]
+    with pytest.raises(PromptError):
+        session.edit(ME, conversation, 0, " ")
+    assert texts(session, conversation) == ["something else"]
+
+
+def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
+    wanted = replace(preferences(), fresh_seed=True)
+    seeds = set()
+    for _ in range(3):
+        conversation = session.say(ME, None, "hello")
+        seeds.add(run(session.answer(ME, conversation, wanted)).seed)
+    assert len(seeds) == 3 and 3 not in seeds
+
+
+def test_every_method_gives_the_same_text(session: Session) -> None:
+    _, plain = ask(session, method="plain")
+    for method in DATABASES:
+        assert ask(session, method=method)[1].text == plain.text
+
+
+def test_owners_cannot_reach_each_other(session: Session) -> None:
+    conversation, _ = ask(session)
+    other = session.owner("guest", "another-browser")
+    assert other != session.owner("guest", "one-browser") != ME
+    assert session.conversations(other).list() == []
+    for reach in (
+        lambda: session.say(other, conversation, "hi"),
+        lambda: session.edit(other, conversation, 0, "hi"),
+        lambda: session.drop_answer(other, conversation),
+        lambda: session.delete(other, conversation),
+        lambda: run(session.answer(other, conversation, preferences())),
+        lambda: session.wipe_context(other, conversation),
+    ):
+        with pytest.raises(StorageError):
+            reach()
+    with pytest.raises(PromptError):
+        run(session.prove(other, conversation))  # type: ignore[arg-type]
+    assert session.pasts.recall(other, "toy") == PastRecord()
+    assert set(knowledge(session).pasts) == {ME}
+    assert Traces(session.database, other).history() == []
+    assert len(texts(session, conversation)) == 2
+
+
+def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
+    session: Session, db: Database, toy: Held
+) -> None:
+    conversation, _ = ask(session)
+    logged = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
+    later = Session(Local(backend=ToyBackend()), db)
+    later.drop_answer(ME, conversation)
+    again = run(later.answer(ME, conversation, preferences("context")))
+    assert again.metrics.accepted.get("context", 0) > 0
+    assert room(later, conversation).databases.context.log[: len(logged)] == logged != []
+    grown = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
+    assert grown[: len(logged)] == logged
+    assert len(grown) - len(logged) < len(logged) + again.metrics.tokens
+
+
+def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
+    session: Session, db: Database, toy: Held
+) -> None:
+    conversation, _ = ask(session, "the first words")
+    later = Session(Local(backend=toy), db)
+    later.say(ME, conversation, "some other words")
+    run(later.answer(ME, conversation, preferences()))
+    opened = room(later, conversation)
+    assert opened.databases.context.log == opened.tokens
+
+
+def test_the_model_tier_learns_and_is_there_after_a_restart(
+    session: Session, db: Database, toy: Held
+) -> None:
+    ask(session)
+    stored = {g.tokens for g in ModelNgrams(db, ME, toy.info.fingerprint).load()}
+    assert stored == known(session) != set()
+    later = Session(Local(backend=ToyBackend()), db)
+    _, update = ask(later, "hello there", "model")
+    assert update.metrics.accepted.get("model", 0) > 0
+    later.wipe_model(ME)
+    assert not knowledge(later).pasts and not knowledge(later).rooms
+    assert ModelNgrams(db, ME, toy.info.fingerprint).rows() == 0
+
+
+def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.service.learned.MODEL_GRAMS", 5)
+    ask(session)
+    assert len(session.pasts.recall(ME, "toy").grams) == 5 < MODEL_GRAMS
+    assert not knowledge(session).pasts, "they are read again"
+
+
+def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Database) -> None:
+    conversation, _ = ask(session)
+    session.delete(ME, conversation)
+    assert session.conversations(ME).list() == []
+    assert not knowledge(session).rooms and not session.answered
+    assert db.execute_read("SELECT count(*) FROM contexts")[0][0] == 0
+    assert db.execute_read("SELECT count(*) FROM steps")[0][0] == 0
+
+
+class Broken(ContextTier):
+    """A source of drafts that can be made to say nonsense and to fail in every way it has."""
+
+    def __init__(self, faults: set[str]) -> None:
+        super().__init__()
+        self.faults, self.calls = faults, 0
+
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        self.calls += 1
+        if self.calls > 5 and "matches" in self.faults:
+            raise ValueError("damaged")
+        wrong = {10**6: 3.0, **({-1: 9.0} if self.calls > 3 and "token" in self.faults else {})}
+        return [Followers(20, 2, {97: 2.0, **wrong})] * 2
+
+    def observe(self, tokens: Sequence[int], new: int, likely: object) -> None:
+        if self.calls > 3 and "observe" in self.faults:
+            raise OSError("disk gone")
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        if "finish" in self.faults:
+            raise OSError("disk gone")
+
+
+@pytest.mark.parametrize("fault", ["matches", "token", "observe", "finish", "all"])
+def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault: str) -> None:
+    conversation, plain = ask(session, method="plain")
+    faults = {"matches", "token", "observe", "finish"} if fault == "all" else {fault}
+    room(session, conversation).databases.context = Broken(faults)
+    session.drop_answer(ME, conversation)
+    update = run(session.answer(ME, conversation, preferences("context")))
+    assert update.text == plain.text
+    (notice,) = session.take_notices(ME)
+    assert "from the databases failed" in notice and "not affected" in notice
+    assert session.take_notices(ME) == []
+
+
+class Wild:
+    """A drafter that adds a node to the tree and then fails, or drafts what cannot be."""
+
+    name = "context"
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, Work]:
+        tree.add(tree.add(0, 97, self.name), self.token, self.name)
+        if self.token == 98:
+            raise ValueError("damaged")
+        return {self.name: Work(0.0)}
+
+
+@pytest.mark.parametrize("token", [-1, 98, 260])
+def test_what_a_faulty_drafter_added_is_taken_back(token: int) -> None:
+    notices: list[str] = []
+    guarded = Guarded(Wild(token), notices.append)  # type: ignore[arg-type]
+    tree = Tree(1)
+    tree.add(0, 5, "model")
+    budget = Budget(Drafting(), 9, 260)
+    assert guarded.grow(tree, [1], budget) == {} and guarded.grow(tree, [1], budget) == {}
+    assert (tree.tokens, tree.children) == ([1, 5], [{5: 1}, {}])
+    assert len(notices) == 1 and "context failed" in notices[0]
+
+
+class Replacing(Wild):
+    """A drafter that takes earlier drafts out before it adds its own."""
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, Work]:
+        tree.cut(0)
+        return super().grow(tree, tokens, budget)
+
+
+@pytest.mark.parametrize(("token", "left"), [(97, [1, 97, 97]), (-1, [1]), (98, [1])])
+def test_a_drafter_may_replace_what_others_drafted(token: int, left: list[int]) -> None:
+    guarded = Guarded(Replacing(token), lambda text: None)  # type: ignore[arg-type]
+    tree = Tree(1)
+    tree.add(tree.add(tree.add(0, 5, "model"), 6, "model"), 7, "model")
+    guarded.grow(tree, [1], Budget(Drafting(), 9, 260))
+    assert tree.tokens == left
+
+
+def test_a_store_that_fails_costs_memory_not_the_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("The disk is full: free some space and try again.")
+
+    for place in (ContextStore, ModelNgrams, Traces):
+        for name in ("append", "learn", "save"):
+            if hasattr(place, name):
+                monkeypatch.setattr(place, name, full)
+    conversation, update = ask(session)
+    assert update.text and texts(session, conversation)[1] == update.text
+    assert session.take_notices(ME) == ["The disk is full: free some space and try again."]
+
+
+def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
+    conversation, update = ask(session)
+    *_, proof = session.prove(ME, conversation)
+    assert proof.verdict is not None and proof.verdict.identical
+    assert proof.tokens == update.metrics.tokens
+    assert proof.plain is not None and proof.plain.metrics.mean_acceptance_length == 1
+    assert proof.accelerated is not None and proof.accelerated.metrics.kept > 0
+    assert proof.shown is not None and proof.shown.metrics == update.metrics
+    said = [[t.id for t in run.tokens] for run in (proof.plain, proof.accelerated, proof.shown)]
+    assert said[0] == said[1] == said[2]
+    assert proof.speedup.whole and proof.speedup.decoding
+    assert len(texts(session, conversation)) == 2
+
+
+@pytest.mark.parametrize("finish", ["length", "eos", "stop"])
+def test_a_proof_notices_an_answer_that_ended_too_early(session: Session, finish: Finish) -> None:
+    conversation, update = ask(session)
+    last = session.answered[ME, conversation]
+    steps = list(last.run.steps)
+    cut = [*steps[: len(steps) // 2], replace(steps[len(steps) // 2], finish=finish)]
+    if finish == "eos":
+        ended = replace(cut[-1].tokens[-1], id=END)
+        cut[-1] = replace(cut[-1], tokens=(*cut[-1].tokens[:-1], ended))
+    short = replace(last.run, steps=tuple(cut))
+    session.answered[ME, conversation] = replace(last, run=short)
+    *_, proof = session.prove(ME, conversation)
+    assert proof.plain is not None and len(proof.plain.tokens) == update.metrics.tokens
+    found = proof.verdict
+    assert found is not None and not found.identical and found.ended_early
+    assert found.position == len(short.tokens) + (finish != "eos")
+    words = proof_line(proof)
+    assert "Ended early" in words and f"at token {found.position}" in words
+
+
+def test_an_answer_proved_has_not_been_learned_by_what_drafts_in_the_proof(
+    session: Session,
+) -> None:
+    first, update = ask(session, method="model")
+    assert update.metrics.kept == 0, "nothing was known before the first answer"
+    *_, proof = session.prove(ME, first)
+    assert proof.accelerated is not None and proof.accelerated.metrics.kept == 0
+    assert proof.speedup.whole is None or proof.speedup.whole <= 1
+    known_then = known(session)
+    again, second = ask(session, method="model")
+    assert second.metrics.kept > 0
+    *_, proof = session.prove(ME, again)
+    assert proof.accelerated is not None
+    assert proof.accelerated.metrics.accepted == second.metrics.accepted
+    assert known(session) == known_then, "a proof teaches nothing"
+
+
+def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
+    session: Session,
+) -> None:
+    local(session).loaded.measure_plain()
+    conversation, _ = ask(session)
+    store = Traces(session.database, ME)
+    (run_before,) = store.history()
+    assert run_before.speedup is None and run_before.decode_speedup is None
+    *_, proof = session.prove(ME, conversation)
+    (run_after,) = store.history()
+    assert (run_after.speedup, run_after.decode_speedup) == (
+        proof.speedup.whole,
+        proof.speedup.decoding,
+    )
+    *_, last = session.compare(ME, "hello there", "", preferences(), 1)
+    fast, plain, _ = store.history()
+    assert plain.method == "plain" and plain.speedup is None
+    assert fast.speedup == last.speedup.whole is not None
+
+
+def test_a_stopped_answer_can_be_proved_too(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    conversation = session.say(ME, None, "hello")
+    updates = session.answer(ME, conversation, preferences(tokens=500))
+    toy.allow(1)
+    next(updates)
+    session.stop(ME, conversation)
+    toy.allow()
+    update = run(updates)
+    *_, proof = session.prove(ME, conversation)
+    assert proof.verdict is not None and proof.verdict.identical
+    assert proof.verdict.tokens == update.metrics.tokens
+    assert "up to where it was stopped" in proof_line(proof)
+    whole, _ = ask(session)
+    *_, proof = session.prove(ME, whole)
+    assert "Identical" in proof_line(proof) and "stopped" not in proof_line(proof)
+
+
+@pytest.mark.parametrize("method", [name for name in DATABASES if name != "plain"])
+def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method: str) -> None:
+    ask(session)
+    before, trusted = known(session), past(session).calibration.rows()
+    stored = CalibrationStore(session.database, ME, "toy").load()
+    chosen = replace(preferences(), method=method)
+    *_, last = session.compare(ME, "hello there", "", chosen, 3)
+    assert len(last.pairs) == 3 == len(last.speedups)
+    kept = {timed.metrics.kept > 0 for _, timed in last.pairs}
+    assert kept == {True} or all(s.whole is None or s.whole <= 1 for s in last.speedups)
+    answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
+    assert len(answers) == 1
+    drafted = [timed.metrics.accepted for _, timed in last.pairs]
+    assert drafted[0] == drafted[1] == drafted[2], "no repeat may draft an earlier one's answer"
+    assert known(session) == before
+    assert past(session).calibration.rows() == trusted
+    assert CalibrationStore(session.database, ME, "toy").load() == stored != []
+    assert len(session.conversations(ME).list()) == 1
+    kinds = [r.kind for r in Traces(session.database, ME).history()]
+    assert kinds.count("compare") == 6
+
+
+@pytest.mark.parametrize("prove", [False, True])
+def test_every_run_of_a_pair_draws_its_own_noise(session: Session, prove: bool) -> None:
+    """Noise that the run before drew would be free."""
+    conversation, _ = ask(session)
+    if prove:
+        progress: Iterator[Any] = session.prove(ME, conversation)
+    else:
+        progress = session.compare(ME, "hello there", "", preferences(), 2)
+    draws = draws_of(progress)
+    assert len(draws) == (2 * PROOFS if prove else 4)
+    for tokens, drawn in draws:
+        assert drawn >= tokens > 20
+
+
+def draws_of(progress: Iterator[Any]) -> list[tuple[int, int]]:
+    """Of each run: its tokens, and how many positions of noise were drawn for it."""
+    found: list[tuple[int, int]] = []
+    real = decode
+
+    def counted(*arguments: Any) -> Iterator[Event]:
+        before = len(drawn)
+        tokens = 0
+        for event in real(*arguments):
+            tokens += len(event.tokens) if isinstance(event, Step) else 0
+            yield event
+        found.append((tokens, len(drawn) - before))
+
+    def drawing(*place: int) -> Floats:
+        drawn.append(place)
+        return draw(*place)
+
+    drawn: list[tuple[int, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.sampling.draw", drawing)
+        patch.setattr("engine.local.decode", counted)
+        list(progress)
+    return found
+
+
+def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
+    progress = session.compare(ME, "hello", "", preferences(), 5)
+    toy.allow(8)
+    next(progress)
+    session.stop(ME, "")
+    toy.allow()
+    *_, last = progress
+    assert last.cancelled and len(last.pairs) < 5
+
+
+def test_a_comparison_does_not_know_the_answer_that_was_just_given(session: Session) -> None:
+    """Else it would draft that one, and read far above what the answer itself gained."""
+    ask(session, "hello there")
+    *_, progress = session.compare(ME, "hello there", "", preferences(), 1)
+    assert progress.pairs[0][1].metrics.accepted.get("model", 0) == 0
+    *_, other = session.compare("other", "hello there", "", preferences(), 1)
+    first, second = (p.pairs[0][1].metrics for p in (progress, other))
+    assert first.proposed == second.proposed
+
+
+def test_plain_speed_is_measured(session: Session) -> None:
+    loaded = local(session).loaded
+    loaded.measure_plain()
+    assert loaded.plain.tokens_per_second > 0 and loaded.plain.when == "after loading"
+    assert Session(local(session), session.database).plain == loaded.plain
+
+
+def test_unknown_settings_are_refused(session: Session) -> None:
+    conversation = session.say(ME, None, "hello")
+    with pytest.raises(SettingError, match="no method"):
+        run(session.answer(ME, conversation, preferences("magic")))
+
+
+def test_preferences_survive_storage() -> None:
+    chosen = replace(preferences("hd-published"), fresh_seed=True)
+    assert Preferences.from_mapping(chosen.mapping()) == chosen
+    assert Preferences.from_mapping({}) == Preferences()
+    with pytest.raises(SettingError):
+        Preferences.from_mapping({"generation": {"max_tokens": -1}})
+    with pytest.raises(SettingError):
+        Preferences.from_mapping({"drafting": {"policy": "magic"}})
+    with pytest.raises(SettingError):
+        Preferences.from_mapping({"drafting": {"budget": "magic"}})
+
+
+def test_preferences_without_a_rule_keep_the_text() -> None:
+    kept = Preferences().mapping()
+    del kept["drafting"]["rule"]
+    assert Preferences.from_mapping(kept) == Preferences()
+    assert Preferences().drafting.rule == "match"
+
+
+def test_preferences_of_earlier_versions_take_up_the_measured_budget() -> None:
+    """Their limits fitted one machine; what drafts, and in which order, stays as it was chosen."""
+    drafting = {"tiers": ["model"], "policy": "hierarchical", "nodes": 7, "threshold": 0.01}
+    kept = Preferences.from_mapping({"method": "hd", "drafting": drafting}).drafting
+    assert kept == Drafting(("model",), "hierarchical")
+    assert (kept.budget, kept.nodes) == ("adaptive", Drafting().nodes)
+    chosen = Drafting(nodes=9, threshold=0.2, budget="fixed", harvest=True)
+    preferences = Preferences(drafting=chosen)
+    assert Preferences.from_mapping(preferences.mapping()).drafting == chosen

@@ -1,0 +1,534 @@
+"""The speed benchmark: its JSON line, its refusals, its arithmetic, and the library's own runs."""
+
+import json
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.errors import SettingError
+from engine.settings import Generation, Sampling
+from engine.types import CONTEXT, STATISTICS, TIERS
+
+# The benchmark imports torch, so even its refusals belong to the marked tests.
+pytestmark = pytest.mark.model
+
+FIGURES = {
+    "tokens_per_second",
+    "speedup",
+    "mean_acceptance_length",
+    "acceptance_ratio",
+    "draft_ms_per_step",
+    "identical",
+    "differing_answers",
+    "forward_share",
+    "over_best_peer",
+}
+CONDITIONS = {"date", "model", "parameters", "dtype", "device", "machine", "threads", "torch"}
+
+
+def bench(*arguments: str) -> int:
+    from bench.__main__ import main
+
+    return main(["speed", *arguments])
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_two_prompts_end_in_one_json_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, temperature: str
+) -> None:
+    saved = tmp_path / "speed.json"
+    status = bench(
+        "--limit", "2", "--max-new-tokens", "24", "--temperature", temperature, "--threads", "1",
+        "--dtype", "float32", "--device", "cpu", "--save", str(saved),
+    )  # fmt: skip
+    assert status == 0
+    report = last_line(capsys)
+    assert json.loads(saved.read_text()) == report and set(report) >= CONDITIONS
+    assert report["prompts"] == 2 and report["max_new_tokens"] == 24
+    assert report["statistics"] is True and report["assistant"] == "small"
+    methods = report["methods"]
+    curve = list(report["forward_ms"].values())
+    assert min(curve) > 0 and len(curve) > 5 and report["budget"] == "adaptive"
+    assert list(methods) == [
+        "plain", "generate", "prompt-lookup", "assisted", "rest", "hd-published", "lookup", "hd",
+    ]  # fmt: skip
+    for name, figures in methods.items():
+        library = name in ("generate", "prompt-lookup", "assisted")
+        assert library or set(figures) >= FIGURES
+        assert figures["tokens_per_second"] > 0 and figures["identical"] is True
+        assert figures["mean_acceptance_length"] >= 1 and figures["unsteady_answers"] == 0
+        assert library or 0 < figures["forward_share"] < 1
+        assert library or 0 <= figures["acceptance_ratio"] <= 1
+    assert methods["plain"]["mean_acceptance_length"] == 1.0
+    assert methods["generate"]["mean_acceptance_length"] == 1.0
+    assert methods["plain"]["acceptance_ratio"] == 0.0
+    speeds = {name: figures["tokens_per_second"] for name, figures in methods.items()}
+    for name, figures in methods.items():
+        fastest, best = (
+            max(speeds[peer] for peer in peers)
+            for peers in (("plain", "generate"), ("prompt-lookup", "hd-published"))
+        )
+        assert math.isclose(figures["speedup"], speeds[name] / fastest)
+        assert figures["speedup"] <= 1 or figures["mean_acceptance_length"] > 1
+        assert math.isclose(figures["over_best_peer"], speeds[name] / best)
+    assert len(report["categories"]) == 2
+    assert all(set(speedups) == set(methods) for speedups in report["categories"].values())
+    lookups = (methods[name]["mean_acceptance_length"] for name in ("lookup", "prompt-lookup"))
+    assert len(set(lookups)) == 1, "the same drafts, so the same forwards"
+
+
+def test_random_prompts_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--prompts", "random", "--limit", "2", "--temperature", "1.5", "--threads", "1")
+    fixed = ("--budget", "fixed", "--harvest", "--policy", "hierarchical", "--nodes", "9")
+    assert bench(*arguments, *fixed, "--max-new-tokens", "8", "--methods", "plain,hd,lookup") == 0
+    report = last_line(capsys)
+    assert report["forward_ms"] is None, "nobody asked what a forward costs"
+    assert (report["budget"], report["harvest"], report["nodes"]) == ("fixed", True, 9)
+    assert report["prompt_file"] == "random" and set(report["categories"]) == {"random"}
+    assert all(figures["identical"] for figures in report["methods"].values())
+    assert report["methods"]["hd"]["over_best_peer"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "plain,warp"], "'warp'"),
+        (["--methods", ","], "at least one method"),
+        (["--repeats", "0"], "one repeat"),
+        (["--limit", "-1"], "negative"),
+        (["--skip", "-1"], "negative"),
+        (["--skip", "999"], "Skipping 999"),
+        (["--threads", "-1"], "negative"),
+        (["--save", "/nowhere/speed.json"], "'/nowhere/speed.json'"),
+        (["--assistant", "/nowhere"], "'/nowhere'"),
+        (["--model", "some/model", "--methods", "assisted"], "draft model for 'some/model'"),
+        (["--methods", "plain,llama-cpp-python"], "of llama.cpp models"),
+        (["--context-length", "7"], "Context length"),
+        (["--cache-type", "f8"], "'f8'"),
+        (["--flash-attention", "perhaps"], "'perhaps'"),
+        (["--prompts", "/nowhere/prompts.jsonl"], "'/nowhere/prompts.jsonl'"),
+        (["--model", "/nowhere", "--methods", "plain"], "'/nowhere'"),
+        (["--temperature", "9"], "Temperature"),
+        (["--nodes", "999"], "Tree nodes"),
+        (["--policy", "best"], "'best'"),
+        (["--budget", "best"], "'best'"),
+        (["--max-new-tokens", "0"], "Max tokens"),
+        (["--max-new-tokens", "32000"], "no room"),
+        (["--max-new-tokens", "32000", "--prompts", "random"], "no room"),
+        (["--statistics", "/nowhere.db"], "'/nowhere.db'"),
+        (["--device", "abacus"], "'abacus'"),
+        (["--dtype", "float3"], "'float3'"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_a_message(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert bench("--limit", "1", *arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "\n", "{", "[]", '{"turns": []}', '{"turns": null}', '{"category": "x"}', "7", b"\xff"],
+)
+def test_prompt_files_that_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | bytes
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert bench("--prompts", str(path)) == 2
+    assert repr(str(path)) in capsys.readouterr().err
+
+
+def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
+    from bench.prompts import PROMPTS, read_prompts
+
+    path = tmp_path / "prompts.jsonl"
+    rows = [("a", "1"), ("a", "2"), ("a", "3"), ("b", "4"), ("c", "5"), ("c", "6")]
+    path.write_text(
+        "\n".join(json.dumps({"category": name, "turns": [text]}) for name, text in rows)
+    )
+    assert [text for _, text in read_prompts(path, 0)] == ["1", "4", "5", "2", "6", "3"]
+    assert [text for _, text in read_prompts(path, 4)] == ["1", "4", "5", "2"]
+    assert [text for _, text in read_prompts(path, 0, skip=1)] == ["2", "6", "3"]
+    assert [text for _, text in read_prompts(path, 1, skip=2)] == ["3"]
+    with pytest.raises(SettingError, match="no category has more than 3"):
+        read_prompts(path, 0, skip=3)
+    shipped = read_prompts(PROMPTS, 0)
+    assert len(shipped) == len(set(shipped)) > 9 and all(text.strip() for _, text in shipped)
+
+
+def test_the_arithmetic_of_a_summary() -> None:
+    from bench.measure import Result
+    from bench.speed import speed, summary
+
+    plain = [Result("a", [1] * 10, [2.0], [1.0]), Result("b", [2] * 30, [2.0], [1.0])]
+    fast = [
+        Result("a", [1] * 10, [1.0, 9.0, 1.0], [0.5, 0.5, 0.5]),
+        Result("b", [2] * 30, [1.0], [0.5]),
+    ]
+    assert speed(plain) == 10.0 and speed(plain, decode_only=True) == 20.0
+    figures = summary("fast", {"plain": plain, "fast": fast}, 0.0)
+    assert figures["speedup"] == figures["decode_speedup"] == 2.0
+    assert figures["identical"] is True and figures["speedup_quartiles"] == [2.0, 2.0, 2.0]
+    fast[1].tokens = [2] * 29 + [3]
+    assert summary("fast", {"plain": plain, "fast": fast}, 0.0)["identical"] is False
+    missing = summary("fast", {"plain": plain, "fast": fast}, 0.0)
+    assert missing["differing_answers"] == 1 and missing["over_best_peer"] is None
+    assert "forward_share" not in missing, "there were no steps to look at"
+
+
+def test_peers_count_only_where_they_can_be_compared() -> None:
+    from bench.measure import Result
+    from bench.speed import summary
+
+    def took(seconds: float, token: int) -> list[Result]:
+        return [Result("a", [token] * 10, [seconds], [seconds], forwards=5)]
+
+    results = {
+        "plain": took(4.0, 1),
+        "prompt-lookup": took(2.0, 2),
+        "hd-published": took(1.0, 1),
+        "hd": took(0.5, 1),
+    }
+    assert summary("hd", results, 0.0)["over_best_peer"] == 2.0
+    assert summary("prompt-lookup", results, 0.0)["over_best_peer"] == 0.5
+    assert summary("prompt-lookup", results, 0.0)["identical"] is False
+    assert summary("prompt-lookup", results, 0.7)["identical"] is False
+    assert summary("prompt-lookup", results, 0.7)["mean_acceptance_length"] == 2.0
+
+
+@pytest.mark.parametrize(("temperature", "base"), [(0.0, "llama-server"), (0.7, "plain")])
+def test_what_says_another_text_is_no_baseline(temperature: float, base: str) -> None:
+    from bench.measure import Result
+    from bench.speed import categories, summary
+
+    def took(seconds: float) -> list[Result]:
+        return [Result("a", [1] * 10, [seconds], [seconds], forwards=5)]
+
+    results = {"plain": took(4.0), "llama-server": took(2.0), "hd": took(1.0)}
+    found = {name: summary(name, results, temperature) for name in results}
+    assert found[base]["speedup"] == found[base]["decode_speedup"] == 1.0
+    assert found["hd"]["speedup"] == (2.0 if base == "llama-server" else 4.0)
+    ((_, ratios),) = categories(results, temperature)
+    assert ratios == {name: figures["speedup"] for name, figures in found.items()}
+    assert found["llama-server"]["identical"] is (True if temperature == 0 else None)
+
+
+def test_no_gain_is_told_of_a_method_that_had_no_draft_accepted() -> None:
+    from bench.measure import Result
+    from bench.speed import categories, summary, times
+
+    def took(seconds: float, forwards: int) -> list[Result]:
+        return [Result("a", [1] * 10, [seconds], [seconds], forwards=forwards)]
+
+    results = {"plain": took(2.0, 10), "hd": took(1.0, 10), "model": took(4.0, 10)}
+    results["lookup"] = took(1.0, 5)
+    found = {name: summary(name, results, 0.0)["speedup"] for name in results}
+    assert found == {"plain": 1.0, "hd": None, "model": 0.5, "lookup": 2.0}
+    assert summary("hd", results, 0.0)["decode_speedup"] is None
+    assert dict(categories(results, 0.0)) == {"a": found}
+    assert [times(ratio) for ratio in found.values()] == ["1.00x", "-", "0.50x", "2.00x"]
+
+
+def test_random_prompts_are_always_the_same_and_hold_no_special_tokens(embedded: Any) -> None:
+    from bench.prompts import random_prompts
+
+    prompts = random_prompts(embedded, 0)
+    assert prompts == random_prompts(embedded, 8) and len(prompts) == 8
+    assert random_prompts(embedded, 3, skip=2) == prompts[2:5]
+    assert all(len(prompt) == 200 for prompt in prompts) and prompts[0] != prompts[1]
+    drawn = {token for prompt in prompts for token in prompt}
+    assert not drawn & {*embedded.tokenizer.all_special_ids, *embedded.info.eos_ids}
+    assert max(drawn) < embedded.info.vocabulary_size and len(drawn) > 1000
+
+
+def questions(backend: Any) -> list[list[int]]:
+    from bench.prompts import cut_prompt
+    from engine.prompt import Chat
+
+    texts = ("Tell me a story about a fox.", "Write a list of ten short words.")
+    return [cut_prompt(Chat(backend), text, 999) for text in texts]
+
+
+def answer(backend: Any, method: Any, prompt: list[int], wanted: Generation) -> Any:
+    from bench.measure import Result, one_run
+    from engine.methods import Databases
+
+    result = Result("a")
+    one_run(backend, method, Databases(), prompt, wanted, result)
+    return result
+
+
+@pytest.fixture
+def small(embedded: Any) -> Any:
+    from bench.peers import SMALL
+    from bench.transformers_peers import load_assistant
+
+    return load_assistant(str(SMALL), embedded)
+
+
+SAMPLERS = [
+    Sampling(0.0),
+    Sampling(0.7, seed=2),
+    Sampling(1.2, top_k=40, top_p=0.9, min_p=0.02, seed=5),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: str(sampling.temperature))
+def test_the_library_says_what_plain_decoding_says(
+    embedded: Any, small: Any, sampling: Sampling
+) -> None:
+    from bench.peers import PEERS, SMALL
+    from bench.transformers_peers import transformers_peer
+    from engine.methods import METHODS
+
+    peers = [transformers_peer(name, embedded, str(SMALL)) for name in PEERS["transformers"]]
+    assert (small.info.dtype, small.info.device) == (embedded.info.dtype, embedded.info.device)
+    assert small.info.parameters < embedded.info.parameters / 4
+    wanted, ends = Generation(sampling, max_tokens=48), set()
+    for prompt in questions(embedded):
+        plain = answer(embedded, METHODS["plain"], prompt, wanted)
+        assert plain.forwards == len(plain.tokens) > 5
+        ends.add(plain.tokens[-1] in embedded.info.eos_ids)
+        forwards = {}
+        for peer in peers:
+            theirs = answer(embedded, peer, prompt, wanted)
+            assert theirs.tokens == plain.tokens
+            assert theirs.seconds[0] > 0 and theirs.decode_seconds[0] > 0
+            forwards[peer.name] = theirs.forwards
+        assert forwards["generate"] == plain.forwards
+        assert forwards["assisted"] < plain.forwards
+        assert forwards["prompt-lookup"] < plain.forwards + (sampling.temperature > 0)
+        lookup = answer(embedded, METHODS["lookup"], prompt, wanted)
+        assert lookup.forwards == forwards["prompt-lookup"], "the same drafts at every step"
+    if not sampling.temperature:
+        assert ends == {True, False}, "an answer that ends by itself, one that is cut"
+
+
+def test_the_library_chooses_no_more_often_than_plain_decoding(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise and cuts are the dear part of a choice: a peer is not to pay more of it than ours."""
+    from bench import transformers_peers
+    from bench.transformers_peers import transformers_peer
+
+    warps: list[int] = []
+    real = transformers_peers.warp
+    monkeypatch.setattr(
+        transformers_peers, "warp", lambda row, own: (warps.append(row.size), real(row, own))[1]
+    )
+    wanted = Generation(Sampling(0.4, seed=1), max_tokens=40)
+    for name in ("generate", "prompt-lookup"):
+        peer = transformers_peer(name, embedded)
+        for prompt in questions(embedded):
+            warps.clear()
+            said = len(peer.answer(prompt, wanted).tokens)
+            # Prompt lookup may draft, and be right, beyond the length limit.
+            assert said <= len(warps) <= said + 10 * (said == 40) * (name == "prompt-lookup")
+
+
+def test_the_library_follows_our_settings_and_not_the_makers(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.transformers_peers import transformers_peer
+    from engine.methods import METHODS
+
+    prompt = questions(embedded)[0]
+    plain = answer(embedded, METHODS["plain"], prompt, Generation(Sampling(0.0), max_tokens=24))
+    config = embedded.model.generation_config
+    monkeypatch.setattr(config, "repetition_penalty", 1.8)
+    monkeypatch.setattr(config, "eos_token_id", plain.tokens[4])
+    peer = transformers_peer("generate", embedded)
+    theirs = answer(embedded, peer, prompt, Generation(Sampling(0.0), max_tokens=24))
+    assert theirs.tokens == plain.tokens
+
+
+def test_an_assistant_with_other_tokens_is_refused(embedded: Any) -> None:
+    from bench.peers import SMALL
+    from bench.transformers_peers import load_assistant
+
+    larger = replace(embedded.info, vocabulary_size=embedded.info.vocabulary_size + 64)
+    renamed = SimpleNamespace(get_vocab=lambda: {"a": 0})
+    for info, tokenizer in ((larger, embedded.tokenizer), (embedded.info, renamed)):
+        with pytest.raises(SettingError, match="small cannot draft for target"):
+            load_assistant(str(SMALL), SimpleNamespace(info=info, tokenizer=tokenizer))  # type: ignore[arg-type]
+
+
+def test_the_pace_of_the_library_leaves_out_the_forward_that_reads_the_prompt() -> None:
+    from bench.transformers_peers import Arrivals
+
+    arrivals = Arrivals()
+    arrivals.times, arrivals.sizes = [0.0, 8.0, 9.0, 10.0], [70, 2, 3, 1]
+    assert arrivals.forwards == 3 and arrivals.decode_seconds == 2.0 * 6 / 4
+    arrivals.times, arrivals.sizes = [0.0, 8.0], [70, 1]
+    assert arrivals.forwards == 1 and arrivals.decode_seconds == 8.0
+
+
+def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
+    from bench.measure import Result, one_run
+    from bench.peers import Reply
+    from bench.speed import step_figures
+    from engine.methods import METHODS, Databases
+
+    prompt, wanted = questions(embedded)[0], Generation(Sampling(0.0), max_tokens=12)
+    result = Result("a")
+    one_run(embedded, METHODS["lookup"], Databases(), prompt, wanted, result)
+    metrics, look_ups = result.metrics, list(result.look_ups[CONTEXT])
+    one_run(embedded, METHODS["lookup"], Databases(), prompt, wanted, result)
+    assert len(result.seconds) == len(result.decode_seconds) == 2 and result.steady
+    assert result.metrics is metrics and result.look_ups[CONTEXT] == look_ups
+    assert metrics is not None and result.forwards == metrics.forwards
+    figures = step_figures([result])
+    assert figures["forward_share"] == metrics.verify_seconds / metrics.decode_seconds
+    bound = figures["mean_acceptance_length"] / (figures["verify_ms_per_step"] / 1e3)
+    assert math.isclose(figures["forward_share"], metrics.tokens_per_second / bound)
+    result.note(Reply(result.tokens[:-1], 1.0, 1.0, 1))
+    assert not result.steady and len(result.tokens) == metrics.tokens
+
+
+def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any) -> None:
+    from bench.measure import is_adaptive, measure
+    from bench.transformers_peers import transformers_peer
+    from engine.drafting.costs import CostCurve
+    from engine.methods import METHODS, Databases
+
+    names = ("hd", "model", "hd-published", "lookup")
+    methods: dict[str, Any] = {name: METHODS[name] for name in names}
+    methods["generate"] = transformers_peer("generate", embedded)
+    assert {name for name, method in methods.items() if is_adaptive(method)} == {"hd", "model"}
+    assert not is_adaptive(METHODS["plain"])
+    databases = {name: Databases() for name in methods}
+    prompts = [("a", prompt) for prompt in questions(embedded)]
+    curve, wanted = CostCurve({0: 0.005, 63: 0.005}), Generation(Sampling(0.0), max_tokens=24)
+    results = measure(embedded, databases, methods, prompts * 2, wanted, 2, curve)
+    assert curve.points == {0: 0.005, 63: 0.005}, "each method corrects a copy"
+    for own in results.values():
+        assert [len(result.seconds) for result in own] == [2] * 4
+        assert all(result.steady for result in own)
+        assert [result.tokens for result in own[2:]] == [result.tokens for result in own[:2]]
+    documents = {
+        name: max((count for _, count in databases[name].past.grams()), default=0) for name in names
+    }
+    assert documents == {"hd": 2, "model": 2, "hd-published": 0, "lookup": 0}
+    learned: Any = databases["hd-published"].published["model"]
+    assert max(learned.grams.values()) == 2
+    for name in ("hd-published", "model"):
+        forwards = [result.forwards for result in results[name]]
+        assert sum(forwards[2:]) < sum(forwards[:2]), "the second time it has been said before"
+    assert databases["hd"].calibration.rows() and not databases["hd-published"].calibration.rows()
+
+
+def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
+    from bench.options import open_databases
+    from bench.transformers_peers import transformers_peer
+    from engine.methods import METHODS
+
+    names = ("plain", "rest", "hd", "lookup")
+    methods: dict[str, Any] = {name: METHODS[name] for name in names}
+    methods["generate"] = transformers_peer("generate", embedded)
+    with ExitStack() as stack:
+        databases = open_databases(embedded, methods, None, stack)
+        tables = {name: own.statistics for name, own in databases.items()}
+        assert tables["rest"] is not tables["hd"]
+        asks = {name for name in names if STATISTICS in METHODS[name].drafting.tiers}
+        assert {name for name, table in tables.items() if table is not None} == asks
+        assert asks == {"rest", "hd"} and TIERS[-1] == STATISTICS
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_altered_answer_is_found_and_its_gap_measured(embedded: Any, temperature: float) -> None:
+    from bench.divergence import Divergence, divergences
+    from engine.methods import METHODS
+    from engine.models.load_transformers import alone
+    from engine.sampling import gumbel
+
+    sampling = Sampling(temperature, seed=3)
+    prompts = questions(embedded)
+    wanted = Generation(sampling, max_tokens=16)
+    plain = [answer(embedded, METHODS["plain"], prompt, wanted).tokens for prompt in prompts]
+    altered, at = list(plain[1]), 5
+    altered[at] = (altered[at] + 1) % embedded.info.vocabulary_size
+    answers = {
+        "plain": plain,
+        "same": plain,
+        "altered": [plain[0], altered],
+        "short": [plain[0][:4], altered],
+    }
+    found = divergences(embedded, prompts, answers, sampling)
+    assert found["plain"] == found["same"] == []
+    (parting,) = found["altered"]
+    assert (parting.prompt, parting.position) == (1, at)
+    assert found["short"] == [Divergence(0, 4, None), parting]
+    logits = alone(embedded, [*prompts[1], *plain[1][:at]])
+    if temperature:
+        logits = logits + temperature * gumbel(3, len(prompts[1]) + at, logits.size)
+    assert parting.gap == pytest.approx(logits[plain[1][at]] - logits[altered[at]], abs=1e-3)
+    assert parting.gap is not None and parting.gap > 0, "plain decoding chose the highest"
+
+
+def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
+    from bench.measure import Result
+    from bench.speed import add_gaps, summary, verdict
+    from engine.methods import METHODS
+
+    prompts = questions(embedded)
+    wanted = Generation(Sampling(0.0), max_tokens=8)
+    plain = [answer(embedded, METHODS["plain"], prompt, wanted) for prompt in prompts]
+    other = [Result("a", list(r.tokens), r.seconds, r.decode_seconds) for r in plain]
+    results = {"plain": plain, "hd": other}
+    for change, words in (
+        ([], "yes"),
+        ([(other[0].tokens[3] + 1) % 99], "NO: 1 differ, gap at most "),
+        ([other[0].tokens[3]], "NO: 1 differ, lengths differ"),
+    ):
+        if change:
+            other[0].tokens = [*plain[0].tokens[:3], *change]
+        figures = {name: summary(name, results, 0.0) for name in results}
+        add_gaps(embedded, figures, results, prompts, Sampling(0.0))
+        assert verdict(figures["hd"]).startswith(words) and verdict(figures["plain"]) == "yes"
+        json.dumps(figures, allow_nan=False)
+    assert figures["hd"]["divergences"] == [{"prompt": 0, "position": 4, "gap": None}]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_any_backend_can_be_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], temperature: str
+) -> None:
+    from engine.backends.toy import ToyBackend
+
+    monkeypatch.setattr("bench.speed.load_model", lambda name, options: ToyBackend())
+    methods = ["plain", "hd-published", "lookup", "hd"]
+    short = ("--limit", "2", "--max-new-tokens", "40", "--temperature", temperature)
+    for prompts in ((), ("--prompts", "random")):
+        assert bench(*short, *prompts, "--methods", ",".join(methods)) == 0
+        *table, line = capsys.readouterr().out.strip().splitlines()
+        report = json.loads(line)
+        assert (report["model"], report["kind"]) == ("toy", "toy") and report["prompts"] == 2
+        assert list(report["methods"]) == methods and len(report["forward_ms"]) > 5
+        assert any(row.startswith("ms of a forward by drafted nodes: 0: ") for row in table)
+        assert all(figures["identical"] for figures in report["methods"].values())
+
+
+def test_gaps_are_measured_on_any_backend() -> None:
+    from bench.divergence import divergences
+    from engine.backends.toy import ToyBackend
+    from engine.methods import METHODS
+
+    toy, prompt = ToyBackend(), [97, 98, 99]
+    plain = answer(toy, METHODS["plain"], prompt, Generation(Sampling(0.0), max_tokens=20)).tokens
+    other = [*plain[:7], 257, *plain[8:]]  # which the toy never says: its logit is -20
+    found = divergences(toy, [prompt], {"plain": [plain], "other": [other]}, Sampling(0.0))
+    assert [(part.prompt, part.position) for part in found["other"]] == [(0, 7)]
+    logits = toy.logits(tuple([*prompt, *plain[:7]][-2:]))
+    assert found["other"][0].gap == pytest.approx(logits[plain[7]] - logits[257], abs=1e-3)

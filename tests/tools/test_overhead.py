@@ -1,0 +1,86 @@
+"""The overhead around llama.cpp: its trees, its clock, and that its report is one of a real run."""
+
+import json
+from random import Random
+
+import pytest
+
+from bench.__main__ import main
+from bench.overhead import clocked_decode, figures, random_path, random_tree
+from engine.tree import Tree
+
+RUN = ["overhead", "--limit", "1", "--max-new-tokens", "8", "--repeats", "1", "--threads", "1"]
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 16, 64])
+def test_trees_have_their_size_and_paths_lead_down_from_the_root(nodes: int) -> None:
+    draw, shapes = Random(1), set()
+    for _ in range(20):
+        tree = random_tree(5, nodes, 30, draw)
+        assert len(tree) == nodes and tree.tokens[0] == 5
+        rows = random_path(tree, draw)
+        assert [tree.parents[row] for row in rows] == [0, *rows][: len(rows)]
+        shapes.add((tuple(tree.parents), tuple(rows)))
+    assert len(shapes) > (10 if nodes > 1 else 0)
+
+
+def test_the_overhead_is_what_is_left_of_each_step() -> None:
+    steps = [(0.010, 0.009), (0.020, 0.016), (0.030, 0.028)]
+    assert figures(steps) == {
+        "step_ms": 20.0,
+        "decode_ms": 16.0,
+        "overhead_ms": 2.0,
+        "overhead_ms_upper_quartile": 4.0,
+    }
+
+
+@pytest.mark.gguf
+def test_the_clock_is_around_the_forwards_of_our_backend_and_goes_again() -> None:
+    import llama_cpp
+
+    from bench.options import source_of
+    from engine.decode import never
+    from engine.models.load import load
+    from engine.settings import Runtime, Sampling
+
+    backend = load(source_of("embedded-gguf"), Runtime(threads=1, context_length=512))
+    before = llama_cpp.llama_decode
+    with clocked_decode() as spent:
+        backend.prefill([0, 3, 4], never)
+        backend.score(Tree(4), Sampling(0.0))
+        assert len(spent) == 2 and min(spent) > 0
+    assert llama_cpp.llama_decode is before
+    with pytest.raises(KeyError), clocked_decode():
+        raise KeyError
+    assert llama_cpp.llama_decode is before
+
+
+@pytest.mark.gguf
+def test_a_run_ends_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, "--steps", "4"]) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    assert record["bench"] == "overhead" and list(record["trees"]) == ["0", "16", "64"]
+    for found in record["trees"].values():
+        assert 0 < found["overhead_ms"] <= found["overhead_ms_upper_quartile"]
+        assert 0 < found["decode_ms"] < found["step_ms"]
+    ours, theirs = (record["tokens_per_second"][name] for name in ("plain", "llama-cpp-python"))
+    assert record["plain_ratio"] == ours / theirs and record["same_text"] == 1
+    wanted = [row for row in table if row.startswith("wanted")]
+    assert len(wanted) == 2 and all(row.endswith(("yes", "NO")) for row in wanted)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["--model", "embedded"], "no GGUF file"),
+        (["--steps", "1"], "at least two steps"),
+        (["--repeats", "0"], "one repeat"),
+        (["--model", "/nowhere/x.gguf"], "'/nowhere/x.gguf'"),
+    ],
+)
+def test_mistakes_are_told(
+    wrong: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, *wrong]) == 2
+    assert words in capsys.readouterr().err

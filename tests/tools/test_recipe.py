@@ -1,0 +1,188 @@
+"""The whole recipe on a hundredth of some text: it trains, distils and exports models that both
+libraries load, that answer the same in both, and that can be measured."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from bench.prompts import read_prompts
+from engine.models.load import load
+from engine.settings import Runtime, Sampling
+from tests.support.training_texts import write_texts
+from training.__main__ import main
+from training.samples import LEAST, PROMPTS, answered, longest_loop
+
+pytestmark = [pytest.mark.model, pytest.mark.gguf]
+QUESTION = "I am person 5. What is the river like?"
+PLAN = ["--length", "64", "--sequences", "8", "--context", "256", "--rate", "0.02"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `held.jsonl` and the exported family: target, small, and small untaught."""
+    folder = tmp_path_factory.mktemp("recipe")
+    texts, data = write_texts(folder / "texts.jsonl.xz", 60_000), folder / "data"
+    sample = ["--sample", "0.01", "--vocabulary", "384", "--context", "256"]
+    commands = [["prepare", str(texts), "--output", str(data), *sample]]
+    for name, options in {
+        "target": ["--shape", "64,128,1,1,2", "--steps", "80"],
+        "small": ["--shape", "64,96,1,1,1", "--steps", "60", "--compile"]
+        + ["--teacher", str(folder / "target" / "weights")],
+        "untaught": ["--shape", "64,96,1,1,1", "--steps", "1"],
+    }.items():
+        own = str(folder / name)
+        commands.append(["train", str(data), "--output", own, *PLAN, *options])
+        commands.append(["export", f"{own}/weights", str(folder / "family" / name)])
+    with warnings.catch_warnings():
+        # torch's compiler uses what torch deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for command in commands:
+            assert main(command) == 0, command
+    (data / "held.jsonl").rename(folder / "family" / "held.jsonl")
+    return folder / "family"
+
+
+def test_both_libraries_load_what_was_exported_and_answer_the_same(made: Path) -> None:
+    one = load(str(made / "target"), Runtime(dtype="float32"))
+    other = load(str(made / "target.gguf"), Runtime(threads=1))
+    assert one.info.tokenizer_fingerprint == other.info.tokenizer_fingerprint
+    assert one.info.sampling == other.info.sampling
+    assert (one.info.sampling.temperature, one.info.sampling.min_p) == (0.8, 0.05)
+    assert one.info.context_length == other.info.context_length == 256
+    said = [answered(backend, QUESTION, Sampling(temperature=0), 40) for backend in (one, other)]
+    assert said[0] == said[1] and "The" in said[0].text
+
+
+def test_other_types_of_weights_are_exported(made: Path, tmp_path: Path) -> None:
+    output = tmp_path / "target"
+    assert main(["export", str(made / "target"), str(output), "--type", "Q8_0"]) == 0
+    assert load(str(output.with_suffix(".gguf")), Runtime(threads=1)).info.dtype == "Q8_0"
+
+
+def test_an_export_that_fails_leaves_what_was_there(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    weights = str(made / "target")
+    assert main(["export", weights, str(made / "small"), "--type", "Q9_9"]) == 2
+    assert "There is no type 'Q9_9'" in capsys.readouterr().err
+    assert main(["export", str(tmp_path), str(made / "small")]) == 2
+    assert "There is no model in" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| \n").split("|")]
+
+
+def test_held_out_bits_are_told_by_source(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("target", "small", "untaught")
+    assert main(["bits", str(made / "held.jsonl"), *(str(made / name) for name in names)]) == 0
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert cells(header)[3:] == [f"family/{name}" for name in names]
+    assert [cells(row)[0] for row in rows] == ["prose", "things", "all"]
+    target, small, untaught = (float(cell) for cell in cells(rows[-1])[3:])
+    assert target < 1.5 and small < 1.5 < untaught
+    documents = [int(cells(row)[1]) for row in rows]
+    assert documents[0] + documents[1] == documents[2] > 2
+
+
+def test_bits_are_those_of_every_document_alone(made: Path) -> None:
+    from math import log
+
+    import torch
+
+    from training.bits import ALL, held_out_bits
+    from training.documents import read
+    from training.prepare import rendered
+    from training.train import loaded
+
+    documents, cpu = list(read([made / "held.jsonl"])), torch.device("cpu")
+    found = held_out_bits(made / "target", documents, cpu)[ALL]
+    model = loaded(made / "target")
+    backend = load(str(made / "target"), Runtime(dtype="float32"))
+    nats = 0.0
+    for document in documents:
+        tokens = torch.tensor([backend.tokenize(rendered(backend.tokenizer, document))])  # type: ignore[attr-defined]
+        with torch.no_grad():
+            laws = model(tokens).logits[0].log_softmax(-1)
+        nats -= sum(float(laws[at, token]) for at, token in enumerate(tokens[0, 1:]))
+    assert found.bits == pytest.approx(nats / log(2), rel=1e-4)
+    cut = held_out_bits(made / "target", documents, cpu, context=16)[ALL]
+    assert cut.bytes == found.bytes and cut.bits > found.bits
+
+
+def test_a_draft_that_was_taught_is_accepted_more_often(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafts = [str(made / name) for name in ("small", "untaught")]
+    options = ["--tokens", "16", "--prompts", "3"]
+    held, target = str(made / "held.jsonl"), str(made / "target")
+    assert main(["acceptance", held, target, *drafts, *options]) == 0
+    rows = [cells(line) for line in capsys.readouterr().out.splitlines() if "M |" in line]
+    accepted = {row[0]: float(row[-1].split()[0]) for row in rows}
+    assert accepted["family/small"] > 0.6 > accepted["family/untaught"]
+
+
+def test_nothing_to_measure_is_told(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "held.jsonl").touch()
+    held, target = str(tmp_path / "held.jsonl"), str(made / "target")
+    assert main(["bits", held, target]) == 2
+    assert "There are no documents in" in capsys.readouterr().err
+    assert main(["acceptance", held, target, str(made / "small")]) == 2
+    assert "No chat is left in" in capsys.readouterr().err
+    assert main(["samples", target, "--prompts", held]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert main(["samples", target, "--seeds", "0"]) == 2
+    assert "at least one seed" in capsys.readouterr().err
+    held = str(made / "held.jsonl")
+    assert main(["acceptance", held, target, str(made / "small"), "--prompts", "0"]) == 2
+    assert "at least one prompt" in capsys.readouterr().err
+    assert main(["bits", held, target, "--context", "1"]) == 2
+    assert "A context of 1 leaves nothing" in capsys.readouterr().err
+    for command in (["bits", held, target], ["acceptance", held, target], ["samples"]):
+        assert main([*command, target, target]) == 2
+        assert "are called the same" in capsys.readouterr().err
+
+
+def test_samples_are_answers_side_by_side(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"turns": ["{QUESTION}"]}}\n' * 2, encoding="utf-8")
+    models = [str(made / "target"), str(made / "target.gguf")]
+    options = ["--prompts", str(file), "--seeds", "2", "--max-new-tokens", "30"]
+    assert main(["samples", *models, *options, "--temperature", "0"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"**{QUESTION}**") == 2 and out.count("- *family/target*: The ") == 2
+    assert "family/target.gguf: 4 answers, " in out
+    assert len(read_prompts(PROMPTS, limit=0)) == 20
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 19, 20, 100])
+def test_every_token_but_the_first_is_told_once(size: int) -> None:
+    from training.bits import windows
+
+    pieces = [tokens for _, tokens in windows("a", list(range(size)), 10)]
+    assert [token for piece in pieces for token in piece[1:]] == list(range(1, size))
+    assert max(map(len, pieces)) <= 10
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest"),
+    [
+        ([], 0),
+        (list(range(200)), 0),
+        ([7] * LEAST, LEAST),
+        ([7] * (LEAST - 1), 0),
+        ([*range(9), *[1, 2, 3] * 9, *range(40, 60)], 27),
+        (list(range(30)) * 2, 0),
+        (list(range(30)) * 3, 90),
+        ([*list(range(30)) * 3][:-1], 0),
+    ],
+)
+def test_a_loop_is_the_same_again_and_again(tokens: list[int], longest: int) -> None:
+    assert longest_loop(tokens) == longest

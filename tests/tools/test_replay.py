@@ -1,0 +1,339 @@
+"""Replaying recorded answers: what is counted is what a live run would have accepted."""
+
+import json
+import lzma
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.replay import (
+    Count,
+    Recording,
+    contestants,
+    measure,
+    read_traces,
+    replay,
+    statistics_of,
+)
+from engine.backends.toy import END, VOCABULARY, ToyBackend
+from engine.decode import decode
+from engine.drafting.base import Drafter
+from engine.errors import ModelError, SettingError
+from engine.methods import METHODS, Databases, Method, method_named
+from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.types import TIERS, Step
+from tests.conftest import EMBEDDED, ROOT
+from tests.exhaustive.test_lossless import knowing, toy_table
+from tests.unit.test_drafters_statistics import Table
+
+PROMPTS = ("once upon a time", "and then", "once more upon a time")
+Live = tuple[Recording, list[Step]]
+
+
+@dataclass
+class Bytes:
+    """The toy's vocabulary."""
+
+    size: int = VOCABULARY
+    bos: Sequence[int] = (END,)
+    eos: int = END
+    encoded: list[str] = field(default_factory=list)
+
+    def encode(self, text: str) -> list[int]:
+        self.encoded.append(text)
+        return list(text.encode())
+
+
+def answer_of(prompt: str, sampling: Sampling) -> list[int]:
+    events = decode(
+        ToyBackend(), list(prompt.encode()), [], Generation(sampling, max_tokens=60), Drafting()
+    )
+    return [token.id for step in events if isinstance(step, Step) for token in step.tokens]
+
+
+def live(drafters: Sequence[Drafter], drafting: Drafting, prompt: str, sampling: Sampling) -> Live:
+    """A run on the toy, and its recording; it may not plan beyond its end, as a replay cannot."""
+    tokens = list(prompt.encode())
+    wanted = Generation(sampling, max_tokens=len(answer_of(prompt, sampling)))
+    events = list(decode(ToyBackend(), tokens, drafters, wanted, drafting))
+    steps = [event for event in events if isinstance(event, Step)]
+    answer = [token.id for step in steps for token in step.tokens]
+    return Recording(prompt, "test", tokens, answer), steps
+
+
+def replayed(
+    drafters: Sequence[Drafter], drafting: Drafting, recording: Recording
+) -> tuple[int, int, int]:
+    count = Count()
+    replay(drafters, drafting, recording, VOCABULARY, [count])
+    assert count.seconds >= 0 and count.expected >= count.forwards
+    return count.tokens, count.forwards, count.drafted
+
+
+def compare(method: Method) -> None:
+    """Answer after answer, live and replayed, each side with databases that learn on."""
+    here, there = (Databases(statistics=toy_table()) for _ in range(2))
+    for side in (here, there):
+        side.drafters(method)
+    saved = 0
+    for seed, temperature in enumerate((0.0, 0.7, 1.0, 1.5)):
+        for prompt in PROMPTS:
+            sampling = Sampling(temperature, seed=seed)
+            fresh = here.next_conversation().drafters(method)
+            recording, steps = live(fresh, method.drafting, prompt, sampling)
+            found = replayed(there.next_conversation().drafters(method), method.drafting, recording)
+            drafted = sum(sum(step.proposed.values()) for step in steps)
+            assert found == (len(recording.answer), len(steps), drafted)
+            saved += len(recording.answer) - len(steps)
+    assert saved > 50, "where nothing is accepted, nothing is compared"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("tiers", [TIERS, ("context",), ("model",), ("statistics", "context")])
+def test_a_replay_takes_the_forwards_of_the_live_run(tiers: tuple[str, ...], policy: str) -> None:
+    drafting = Drafting(tiers=tiers, policy=policy, nodes=12, budget="fixed", harvest=False)
+    compare(method_named("hd", drafting))
+
+
+@pytest.mark.parametrize("name", ["hd-published", "rest", "lookup"])
+def test_so_do_replays_of_the_peers(name: str) -> None:
+    compare(METHODS[name])
+
+
+def test_whoever_knows_the_answer_needs_the_fewest_forwards() -> None:
+    text = list(range(50))
+    recording = Recording("q", "test", text[:10], text[10:])
+    for ahead, forwards in ((7, 5), (39, 1), (0, 40)):
+        drafting = Drafting(nodes=64, budget="fixed")
+        found = replayed([knowing(text, ahead)], drafting, recording)
+        assert found == (40, forwards, 40 - forwards)
+    assert replayed([], Drafting(), recording) == (40, 40, 0)
+
+
+def recordings(*answers: str, split: str = "test") -> list[Recording]:
+    return [
+        Recording(f"{split} {n}", split, list(b"tell me"), [*answer.encode(), END])
+        for n, answer in enumerate(answers)
+    ]
+
+
+ENTRIES = [
+    ("Prompt lookup", "lookup", METHODS["lookup"].drafting),
+    ("Published", "hd-published", METHODS["hd-published"].drafting),
+    ("Ours", "hd", Drafting(nodes=8, budget="fixed")),
+    ("Model tier", "hd", Drafting(tiers=("model",), nodes=8, budget="fixed")),
+]
+
+
+def test_every_contestant_replays_every_answer_of_the_split() -> None:
+    texts = recordings("the fox ran", "the dog slept", "the cow")
+    found = measure(texts, None, VOCABULARY, "test", 0, ENTRIES)
+    assert list(found) == [title for title, *_ in ENTRIES]
+    for result in found.values():
+        assert result.all.tokens == sum(len(r.answer) for r in texts) and result.all == result.first
+        assert 0 < result.all.forwards <= result.all.tokens
+    limited = measure(texts, None, VOCABULARY, "test", 2, ENTRIES[:1])
+    assert limited["Prompt lookup"].all.tokens == sum(len(r.answer) for r in texts[:2])
+
+
+@pytest.mark.parametrize("title", ["Published", "Ours", "Model tier"])
+def test_what_was_said_before_is_known_and_the_context_is_not(title: str) -> None:
+    """Answers of the split "train" fill the model tier, and so does each replayed answer."""
+    entries = [entry for entry in ENTRIES if entry[0] == title]
+    text = "a long and winding answer that nobody would guess at once"
+
+    def forwards(*texts: Recording) -> int:
+        return measure(list(texts), None, VOCABULARY, "test", 0, entries)[title].all.forwards
+
+    alone = forwards(*recordings(text))
+    # One answer is little evidence to a method that weighs it, so there are several.
+    trained = forwards(*recordings(*[text] * 9, split="train"), *recordings(text))
+    again = forwards(*recordings(*[text] * 10))
+    assert trained < 0.9 * alone, "trained on the answer"
+    assert again < 0.9 * 10 * alone, "learned from the answers before"
+    other = forwards(*recordings(*[text] * 9, split="other"), *recordings(text))
+    assert other == alone, "another split teaches nothing"
+
+
+def test_contestants_are_the_peers_and_ours_at_each_size() -> None:
+    found = [c for c in contestants([8, 16], ["model"], "hierarchical", True) if c[1] in METHODS]
+    assert [(name, drafting.nodes) for _, name, drafting in found] == [
+        ("lookup", 10), ("hd-published", 28), ("hd", 8), ("hd", 16),
+    ]  # fmt: skip
+    ours = found[-1][2]
+    assert (ours.tiers, ours.policy, ours.budget) == (("model",), "hierarchical", "fixed")
+    assert len({title for title, *_ in found}) == 4
+    assert len(list(contestants([8], TIERS, "merged", False))) == 1
+
+
+def test_figures_are_per_forward() -> None:
+    count = Count(tokens=30, forwards=10, drafted=50, expected=31.0, seconds=0.02)
+    assert count.figures() == {
+        "tokens_per_forward": 3.0, "expected": 3.1, "nodes": 5.0, "draft_ms": 2.0,
+    }  # fmt: skip
+    assert set(Count().figures().values()) == {0.0}
+
+
+def test_a_statistics_file_is_made_of_other_answers(tmp_path: Path) -> None:
+    assert statistics_of([], Bytes(), tmp_path) is None
+    # A key must be seen more often than once to be worth its place.
+    table = statistics_of(recordings(*["the fox ran"] * 5), Bytes(), tmp_path)
+    assert table is not None
+    found = table.look_up(list(b"th"))
+    assert found is not None and set(found.counts) == {ord("e")}
+    table.close()
+
+
+def lines(*records: object) -> str:
+    return "\n".join(json.dumps(record) for record in records)
+
+
+GOOD = {"prompt": "hi", "output": "yes", "split": "test"}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.xz"])
+def test_traces_are_read_as_the_model_would_read_them(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"traces{suffix}"
+    text = lines(GOOD, {"prompt": "ho {}", "output": ""})
+    path.write_bytes(lzma.compress(text.encode()) if suffix.endswith("xz") else text.encode())
+    first, second = read_traces(path, Bytes(), "<{}>")
+    assert first == Recording("hi", "test", [END, *b"<hi>"], [*b"yes", END])
+    assert second == Recording("ho {}", "train", [END, *b"<ho {}>"], [END])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None, "{", "7", "[]", "null", lines(GOOD, {"prompt": "hi"}), lines({"output": "x"}),
+        lines({"prompt": "hi", "output": 7}), b"\xff\xfe", "\n",
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.xz"])
+def test_traces_that_are_none_are_refused_with_their_name(
+    tmp_path: Path, content: str | bytes | None, suffix: str
+) -> None:
+    path = tmp_path / f"traces{suffix}"
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(SettingError, match="Each line must be a JSON object with") as caught:
+        read_traces(path, Bytes(), "{}")
+    assert repr(str(path)) in str(caught.value)
+
+
+READER = """
+import sys
+from pathlib import Path
+from bench.replay import GgufVocabulary
+from engine.errors import ModelError
+for path in map(Path, sys.argv[1:]):
+    try:
+        print(GgufVocabulary(path).size)
+    except ModelError as error:
+        print(error)
+"""
+
+
+@pytest.mark.model
+def test_vocabularies_that_are_no_gguf_files_are_refused(tmp_path: Path) -> None:
+    """In a process of its own: the library leaves files open until its end."""
+    paths = [tmp_path / f"{number}.gguf" for number in range(4)]
+    for path, content in zip(paths, (b"", b"GGUF", b"no such thing" * 99), strict=False):
+        path.write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-c", READER, *map(str, paths)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    said = [line for line in done.stdout.splitlines() if line.startswith("The vocabulary")]
+    assert len(said) == len(paths) and "Traceback" not in done.stderr, done.stderr
+    for path, line in zip(paths, said, strict=True):
+        assert repr(str(path)) in line and "could not be read" in line
+
+
+@pytest.mark.model
+def test_the_vocabulary_of_a_folder_is_the_models(embedded: Any, tmp_path: Path) -> None:
+    from bench.replay import FolderVocabulary
+
+    vocabulary = FolderVocabulary(EMBEDDED)
+    text = "Once upon a time, there was a fox."
+    assert vocabulary.encode(text) == embedded.tokenize(text)
+    assert vocabulary.size == embedded.info.vocabulary_size
+    assert {vocabulary.eos} == embedded.info.eos_ids
+    assert all(token < vocabulary.size for token in vocabulary.bos)
+    with pytest.raises(ModelError, match="could not be read"):
+        FolderVocabulary(tmp_path)
+
+
+def bench(*arguments: str) -> int:
+    from bench.__main__ import main
+
+    return main(["replay", "--vocabulary", str(EMBEDDED), *arguments])
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    path = tmp_path / "answers.jsonl"
+    story = "The fox ran to the river, and the river ran to the sea."
+    path.write_text(
+        lines(
+            {"prompt": "a", "output": story, "split": "train"},
+            {"prompt": "b", "output": f"Well. {story} {story}", "split": "test"},
+            {"prompt": "c", "output": story, "split": "test"},
+        )
+    )
+    return path
+
+
+@pytest.mark.model
+def test_a_replay_ends_in_one_json_line(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(lines(*[{"prompt": "z", "output": "The sea was far away."}] * 3))
+    status = bench("--traces", str(traces), "--statistics", str(other), "--nodes", "4", "16")
+    assert status == 0
+    printed = capsys.readouterr().out
+    report = json.loads(printed.strip().splitlines()[-1])
+    assert report["bench"] == "replay" and report["answers"] == 2
+    assert report["traces"] == "answers.jsonl" and str(tmp_path) not in printed
+    ours = [report["methods"][f"Hierarchy drafting, {size}"]["all"] for size in (4, 16)]
+    assert set(report["methods"]) >= {METHODS[name].title for name in ("lookup", "hd-published")}
+    for figures in report["methods"].values():
+        assert figures["all"]["tokens_per_forward"] > 1 and figures["all"]["nodes"] > 0
+    assert ours[0]["nodes"] <= 4 < ours[1]["nodes"] <= 16
+    assert bench("--traces", str(traces), "--nodes", "4", "--no-peers", "--limit", "1") == 0
+    report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert report["answers"] == 1 and len(report["methods"]) == 1
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--split", "nowhere"], "'nowhere'"),
+        (["--traces", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
+        (["--statistics", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
+        (["--vocabulary", "/nowhere"], "'/nowhere'"),
+        (["--nodes", "999"], "Tree nodes"),
+        (["--policy", "best"], "'best'"),
+        (["--tiers", "context,best"], "'best'"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_a_message(
+    traces: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert bench("--traces", str(traces), *arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
+
+
+def test_the_table_of_another_test_is_a_table() -> None:
+    """The statistics tier of a replay asks whatever table it is given."""
+    (entry,) = ENTRIES[2:3]
+    found = measure(recordings("ab"), Table({}), VOCABULARY, "test", 0, [entry])
+    assert found["Ours"].all.tokens == 3

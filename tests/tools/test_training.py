@@ -1,0 +1,189 @@
+"""Learning: it goes on where it was stopped, follows its schedule, and imitates its teacher."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.training_texts import write_texts
+from training.__main__ import main
+
+pytestmark = pytest.mark.model
+SMALL = ["--shape", "64,96,1,1,1", "--length", "32", "--sequences", "4", "--micro", "2"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed tokens of a few hundred documents."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = str(write_texts(folder / "a.jsonl", 300))
+    assert main(["prepare", texts, "--output", str(folder), "--vocabulary", "320"]) == 0
+    return folder
+
+
+def train(data: Path, output: Path, *options: str) -> int:
+    return main(["train", str(data), "--output", str(output), "--context", "64", *options])
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "weights" / "model.safetensors")
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_training_that_was_stopped_goes_on_where_it_was(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(data, whole, *SMALL, "--steps", "3") == 0
+    for _ in range(2):
+        assert train(data, parts, *SMALL, "--steps", "3", "--minutes", "0") == 0
+        assert "The same command goes on from here." in capsys.readouterr().out
+    assert train(data, parts, *SMALL, "--steps", "3") == 0
+    assert "Going on after step 2 of 3." in capsys.readouterr().out
+    one, other = weights(whole), weights(parts)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    start = tmp_path / "start"
+    assert train(data, start, *SMALL, "--steps", "3", "--minutes", "0", "--seed", "1") == 0
+    assert not all(torch.equal(one[name], values) for name, values in weights(start).items())
+
+
+def test_a_checkpoint_of_another_plan_is_left_alone(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(data, tmp_path, *SMALL, "--steps", "2", "--minutes", "0") == 0
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    assert train(data, tmp_path, *SMALL, "--steps", "5") == 2
+    assert "is of another training plan" in capsys.readouterr().err
+    assert train(data, tmp_path, *SMALL, "--steps", "2", "--passes", "prose=2") == 2
+    assert "is of another training plan" in capsys.readouterr().err
+    shape = ["--shape", "64,96,1,1,2", *SMALL[2:]]
+    assert train(data, tmp_path, *shape, "--steps", "2") == 2
+    assert "is of a model of another shape" in capsys.readouterr().err
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    (tmp_path / "checkpoint.pt").write_bytes(before[: len(before) // 2])
+    assert train(data, tmp_path, *SMALL, "--steps", "2") == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_what_is_learned_shows_in_the_log_and_in_held_out_bits(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from training.bits import ALL, held_out_bits
+    from training.documents import read
+
+    assert train(data, tmp_path / "a", *SMALL, "--steps", "60", "--rate", "0.02") == 0
+    lines = log(tmp_path / "a")
+    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50, 60]
+    assert lines[-1]["tokens"] == 60 * 4 * 32
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1
+    assert train(data, tmp_path / "b", *SMALL, "--steps", "1", "--rate", "0") == 0
+    held = list(read([data / "held.jsonl"]))
+    import torch
+
+    cpu = torch.device("cpu")
+    learned, blank = (
+        held_out_bits(tmp_path / name / "weights", held, cpu)[ALL] for name in ("a", "b")
+    )
+    assert learned.per_byte < 0.7 * blank.per_byte
+    assert learned.bytes == blank.bytes == sum(document.size for document in held)
+
+
+def test_the_rate_rises_stays_and_decays() -> None:
+    import torch
+
+    from training.fit import Fit, Plan
+
+    plan = Plan(steps=20, warmup=0.2, decay=0.5)
+    model = torch.nn.ModuleDict({"inner": torch.nn.Linear(4, 4)})
+    fit = Fit(model, lambda *_: torch.zeros(()), iter(()), plan, Path("."), torch.device("cpu"))
+    rates = []
+    for _ in range(20):
+        rates.append([part.get_last_lr()[0] for part in fit.schedules])
+        for part in (*fit.optimizers, *fit.schedules):
+            part.step()
+    muon, adam = ([row[at] for row in rates] for at in (0, 1))
+    assert muon[0] < muon[1] < muon[4] == max(muon) == plan.rate and adam[4] == plan.adam_rate
+    assert muon[4:11] == [plan.rate] * 7 and muon[11] > muon[15] > muon[19] < 0.2 * plan.rate
+
+
+def test_muon_gets_the_matrices_within_the_layers_and_adam_everything_else(data: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from bench.shape import Shape
+    from training.fit import Plan, optimizers_of
+    from training.train import config_of
+
+    tokenizer = AutoTokenizer.from_pretrained(str(data / "tokenizer"))
+    config = config_of(Shape(64, 96, 1, 1, 2), tokenizer, 64, 10_000.0)
+    maker: Any = AutoModelForCausalLM
+    model = maker.from_config(config)
+    muon, adam = optimizers_of(model, Plan(steps=1))
+    counts = [sum(len(group["params"]) for group in part.param_groups) for part in (muon, adam)]
+    # Seven matrices and two norms per layer; the last norm; the embeddings, which are tied.
+    assert counts == [2 * 7, 2 * 2 + 1 + 1]
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(data: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from training.train import of_teacher, of_text
+
+    assert train(data, tmp_path / "a", *SMALL, "--steps", "1") == 0
+    one = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "weights")
+    other = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "weights")
+    rows = torch.arange(64).reshape(2, 32)
+    with torch.no_grad():
+        assert abs(float(of_teacher(one, one)(rows, rows))) < 1e-6
+        assert float(of_text(one)(rows, rows)) > 1
+        for values in other.parameters():
+            values.mul_(0.5)
+        wanted, found = (model(rows).logits.log_softmax(-1) for model in (one, other))
+        expected = (wanted.exp() * (wanted - found)).sum(-1).mean()
+        loss = of_teacher(other, one)(rows, rows)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4) and loss > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--steps", "0"], "The training plan has steps = 0"),
+        (["--steps", "1", "--decay", "20"], "decay = 20.0. It is a part of 1"),
+        (["--steps", "1", "--sequences", "3"], "no multiple of 2"),
+        (["--steps", "1", "--start", "x"], "either the --shape of a new model or a folder"),
+        (["--steps", "1", "--teacher", "/nowhere"], "There is no model in '/nowhere'"),
+        (["--steps", "1", "--passes", "prose=-1"], "There is no pass 'prose=-1'"),
+        (["--steps", "1", "--passes", "prose"], "There is no pass 'prose'"),
+        (["--steps", "1", "--passes", "poems=1"], "There is no source 'poems'"),
+        (["--steps", "1", "--device", "abacus"], "The device 'abacus' is not available here"),
+        (["--steps", "1", "--length", "128"], "Windows of 128 tokens are longer"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(
+    options: list[str],
+    words: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert train(data, tmp_path / "out", *SMALL, *options) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_told(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(data, tmp_path / "a", *SMALL, "--steps", "1") == 0
+    more, texts = tmp_path / "more", str(write_texts(tmp_path / "b.jsonl", 300))
+    assert main(["prepare", texts, "--output", str(more), "--vocabulary", "340"]) == 0
+    options = ["--start", str(tmp_path / "a" / "weights"), "--steps", "1", "--length", "32"]
+    assert train(more, tmp_path / "c", *options) == 2
+    assert "knows 320 tokens, the tokenizer of the data 340" in capsys.readouterr().err

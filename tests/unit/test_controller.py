@@ -1,0 +1,410 @@
+"""The gate: what drafting saves of late decides whether it goes on, for databases and models alike.
+
+Steps are made up here, on a machine whose costs stay as they were stated; whole answers by a
+made-up clock are in tests/unit/test_never_slower.py.
+"""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+import pytest
+
+from engine.drafting.base import Likely
+from engine.drafting.budget import Budget
+from engine.drafting.controller import (
+    DRAFTED,
+    FIRST,
+    FULL,
+    LONGEST,
+    PLAIN,
+    PROBE,
+    PROBED,
+    SHORTEST,
+    TRIAL,
+    DraftController,
+)
+from engine.drafting.costs import CostCurve, Gain, Gate
+from engine.settings import Drafting
+from engine.tree import Tree
+from engine.types import DATABASES, STACK, Step, Token, Work
+
+START = Gain().balance
+WAYS = [DATABASES, STACK]
+
+
+class Still(CostCurve):
+    """Learns nothing."""
+
+    def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+        """Nothing."""
+
+
+class Named:
+    """A drafter that is only a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        raise NotImplementedError
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        raise NotImplementedError
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        raise NotImplementedError
+
+
+def flat() -> CostCurve:
+    return Still({0: 1.0, 9: 1.0})
+
+
+NINE = Drafting(nodes=9)
+
+
+def controller(costs: CostCurve | None, *ways: str, drafting: Drafting = NINE) -> DraftController:
+    return DraftController([Named(name) for name in ways or (DATABASES,)], drafting, 100, costs)
+
+
+def gain(costs: CostCurve, name: str = DATABASES) -> Gain:
+    return costs.gate.gains[name]
+
+
+def step(nodes: int, emitted: int = 1, draft: float = 0.0, **look_ups: float) -> Step:
+    """A step over so many nodes whose forward took a second, and all else almost no time."""
+    return Step(
+        0,
+        tuple(Token(7, at, "target") for at in range(emitted)),
+        {"context": nodes} if nodes else {},
+        draft_seconds=draft,
+        verify_seconds=1.0,
+        sample_seconds=0.5,
+        other_seconds=0.25,
+        look_ups={name.replace("_", ":"): seconds for name, seconds in look_ups.items()},
+    )
+
+
+def asked(plan: tuple[Budget, Sequence[object]]) -> list[str]:
+    return [drafter.name for drafter in plan[1]]  # type: ignore[attr-defined]
+
+
+def drafts(name: str, emitted: int, draft: float) -> Step:
+    """A step whose drafts are of databases, or of a draft model."""
+    return step(3, emitted, draft, **({"draft_small": draft} if name == STACK else {}))
+
+
+def test_what_a_draft_model_takes_says_nothing_of_what_a_node_costs() -> None:
+    told: list[tuple[float, ...]] = []
+
+    class Noting(CostCurve):
+        def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
+            told.append((nodes, verify, draft, other))
+
+    at_work = controller(Noting({0: 1.0, 9: 1.0}))
+    at_work.observe(step(5, draft=4.0, context=0.5, draft_small=1.0, draft_mid=2.0), learning=0.25)
+    at_work.observe(step(0, draft=0.5, context=0.25))
+    assert told == [(5, 1.0, 0.75, 1.0), (0, 1.0, 0.5, 0.75)]
+
+
+# the balance and the back-off, one rule for both
+
+
+def tried(name: str, costs: CostCurve, emitted: int, draft: float, steps: int) -> list[bool]:
+    """Whether a way is asked in the next steps, if it emits so many tokens where it is."""
+    at_work, found = controller(costs, name), []
+    for _ in range(steps):
+        found.append(bool(asked(at_work.plan(20))))
+        at_work.observe(drafts(name, emitted, draft) if found[-1] else step(0))
+    return found
+
+
+def lost(balance: float, loss: float) -> int:
+    """The steps after which more than the balance is lost."""
+    return int(balance // loss) + 1
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    ("emitted", "draft", "loss"), [(1, 0.125, 0.125), (2, 1.5, 0.5), (4, 3.5, 0.5), (1, 99.0, 1.0)]
+)
+def test_a_way_that_takes_longer_than_it_saves_backs_off_longer_and_longer(
+    name: str, emitted: int, draft: float, loss: float
+) -> None:
+    """And its probes take two hundredths of the time at most: the more they lose, the fewer."""
+    costs, spent, lengths = flat(), 0.0, []
+    at_work = controller(costs, name)
+    for _ in range(4000):
+        resting = at_work.backing_off(name)
+        used = bool(asked(at_work.plan(20)))
+        spent += loss if used and resting and at_work.steps > FIRST + 1 else 0.0
+        at_work.observe(drafts(name, emitted, draft) if used else step(0))
+        if not resting and at_work.backing_off(name):
+            lengths.append(gain(costs, name).backoff)
+            assert gain(costs, name).balance == TRIAL
+    assert lengths == [SHORTEST << at for at in range(5)] + [LONGEST] * (len(lengths) - 5)
+    assert len(lengths) > 8 and spent <= PROBED * 4000 + 2 * loss * len(lengths)
+    first = tried(name, flat(), emitted, draft, lost(START, loss) + SHORTEST)
+    assert first[: lost(START, loss)] == [True] * lost(START, loss)
+    assert not any(first[lost(START, loss) + FIRST :])
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(("emitted", "draft"), [(2, 0.5), (4, 2.5)])
+def test_a_way_that_saves_time_goes_on_but_for_plain_steps(
+    name: str, emitted: int, draft: float
+) -> None:
+    found = tried(name, flat(), emitted, draft, 10 * (PLAIN + 1))
+    assert found == ([True] * PLAIN + [False]) * 10
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_probe_that_saves_something_ends_a_back_off_and_pays_for_the_try(name: str) -> None:
+    for emitted, over in ((1, False), (2, True), (4, True)):
+        costs = flat()
+        gain(costs, name).backoff = gain(costs, name).length = 256
+        at_work = controller(costs, name)
+        for _ in range(2 * PROBE):
+            plan = at_work.plan(20)
+            if asked(plan):
+                assert plan[0].near == (name == DATABASES) and plan[0].nodes == 9
+            at_work.observe(drafts(name, emitted, 0.25) if asked(plan) else step(0))
+            if not at_work.backing_off(name):
+                break
+        assert at_work.backing_off(name) != over, "one token less would have been plain"
+        if over:
+            assert gain(costs, name).length == 0, "the next one is short again"
+            assert gain(costs, name).balance == pytest.approx(TRIAL + emitted - 1.25, rel=1e-4)
+
+
+def test_a_back_off_of_databases_is_probed_at_once_in_every_answer() -> None:
+    """Where a text is repeated that was there before, the next word may do."""
+    for name, probed in ((DATABASES, True), (STACK, False)):
+        costs = flat()
+        gain(costs, name).backoff = 100
+        at_work = controller(costs, name)
+        kinds = []
+        for _ in range(FIRST + 1):
+            kinds.append(bool(asked(at_work.plan(20))))
+            at_work.observe(step(0))
+        assert kinds == [False] * FIRST + [probed]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_after_a_good_time_the_first_back_off_is_short_again(name: str) -> None:
+    costs = flat()
+    tried(name, costs, 1, 0.5, 300)
+    assert gain(costs, name).length > SHORTEST
+    while gain(costs, name).backoff:
+        tried(name, costs, 1, 0.5, 1)
+    tried(name, costs, 4, 0.5, 10)
+    assert gain(costs, name).balance == FULL, "what was saved long ago counts no more"
+    while not gain(costs, name).backoff:
+        tried(name, costs, 1, 0.5, 1)
+    assert gain(costs, name).backoff == SHORTEST
+
+
+def test_draft_models_that_lose_leave_the_databases_at_work_and_the_other_way_round() -> None:
+    """Either has a balance of its own."""
+    costs = flat()
+    at_work = controller(costs, DATABASES, STACK)
+    for _ in range(50):
+        at_work.plan(20)
+        losing = not at_work.backing_off(STACK)
+        at_work.observe(drafts(STACK, 1, 0.5) if losing else step(3, 2, 0.25))
+    assert at_work.backing_off(STACK) and gain(costs).balance > START
+    assert asked(at_work.plan(20)) == [DATABASES]
+    costs = flat()
+    at_work = controller(costs, DATABASES, STACK)
+    for _ in range(50):
+        at_work.plan(20)
+        at_work.observe(step(3, 3, 1.25, draft_small=1.0))
+    assert at_work.backing_off(DATABASES) and gain(costs, STACK).balance == FULL
+    assert asked(at_work.plan(20)) == [STACK], "their look-ups came to nothing"
+
+
+def test_draft_models_that_databases_outdo_are_not_forgotten() -> None:
+    costs = flat()
+    at_work = controller(costs, DATABASES, STACK)
+    for at in range(PROBE + 2):
+        budget, _ = at_work.plan(20)
+        assert (budget.due == STACK) == (at == PROBE)
+        at_work.observe(drafts(STACK, 2, 0.5) if budget.due else step(3, 3, 0.25))
+
+
+def test_a_draft_is_tried_again_where_the_costs_forbade_it_for_long() -> None:
+    """Not because of the balance: who drafts nothing loses its look-ups, and these may be free."""
+    costs = flat()
+    at_work = controller(costs)
+    for at in range(DRAFTED + 2):
+        budget, _ = at_work.plan(20)
+        assert (budget.due == DATABASES) == (at == DRAFTED)
+        at_work.observe(step(3 if budget.due else 0))
+
+
+# learning is charged
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_learning_takes_is_lost(name: str) -> None:
+    costs = flat()
+    controller(costs, name).observe(drafts(name, 2, 1.75), learning=0.0)
+    assert gain(costs, name).balance == START + 2 - 2.75
+    controller(costs, name).observe(
+        step(3, 2, 1.75, **({"draft_small": 1.0} if name == STACK else {})), learning=0.5
+    )
+    assert gain(costs, name).balance == START - 0.75 - 0.75
+
+
+def test_look_ups_beside_draft_models_are_charged_to_the_databases() -> None:
+    costs = flat()
+    at_work = controller(costs, DATABASES, STACK)
+    at_work.observe(step(3, 3, 1.5, draft_small=1.0), learning=0.25)
+    assert gain(costs, STACK).balance == START + 3 - 2
+    assert gain(costs, DATABASES).balance == START - 0.5
+    gain(costs, DATABASES).backoff = 9
+    at_work.observe(step(3, 2, 1.25, draft_small=1.0), learning=0.25)
+    assert gain(costs, STACK).balance == START + 1 - 0.25, "who learns for them alone"
+
+
+def test_learning_alone_can_make_drafting_back_off() -> None:
+    """Drafts that save half a step cost one to learn from."""
+    costs = flat()
+    at_work = controller(costs)
+    for number in range(lost(START, 0.5)):
+        assert not gain(costs).backoff, number
+        at_work.plan(20)
+        at_work.observe(step(3, 2, 1.5), learning=1.0 + (number % 2) / 8)
+    assert gain(costs).backoff == SHORTEST
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_whole_text_is_paid_by_what_is_saved_before_that_counts(name: str) -> None:
+    """The prompt that databases learn and draft models read, and the answer that is kept."""
+    costs = Still({0: 2.0, 9: 2.0})
+    at_work = controller(costs, name)
+    at_work.read({name: 3.0}, 30)
+    assert gain(costs, name).debt == 1.5
+    for debt, balance in ((0.5, START), (0.0, START + 0.5), (0.0, START + 1.5)):
+        at_work.observe(drafts(name, 2, 0.0))
+        assert (gain(costs, name).debt, gain(costs, name).balance) == (debt, balance)
+    at_work.owe({name: 9.0})
+    at_work.observe(drafts(name, 1, 1.0))
+    assert gain(costs, name).debt == 4.5
+    assert gain(costs, name).balance == START + 1.0, "a loss is one at once"
+    while not gain(costs, name).backoff:
+        at_work.observe(drafts(name, 1, 1.0))
+    assert gain(costs, name).debt == 0.0, "what a back-off ends is not carried on"
+
+
+def test_of_a_back_off_the_latest_is_learned_as_far_as_it_is_cheap() -> None:
+    costs = flat()
+    at_work = controller(costs)
+    costs.gate.token = 0.05
+    at_work.plan(20)
+    assert at_work.lesson(7) == 7, "all that a step decided"
+    gain(costs).backoff = 3
+    budget, _ = at_work.plan(20)
+    assert at_work.learns(budget) and at_work.lesson(50) == 50, "decided before it began"
+    at_work.observe(step(0))
+    for _ in range(2):
+        budget, _ = at_work.plan(20)
+        assert at_work.learns(budget) == bool(budget.nodes)
+        assert at_work.lesson(50) == 10, "10 x 0.05 is a hundredth of 50 steps"
+        at_work.observe(step(0))
+    assert not gain(costs).backoff
+    at_work.plan(20)
+    assert at_work.lesson(50) == 10, "decided in the back-off that is over"
+    at_work.plan(20)
+    assert at_work.lesson(50) == 50
+    gain(costs).backoff, costs.gate.token = 3, 0.01
+    at_work.plan(20)
+    at_work.plan(20)
+    assert at_work.lesson(50) == 50, "cheap enough to leave nothing out"
+
+
+def test_databases_that_back_off_learn_on_where_draft_models_draft() -> None:
+    """They may be asked below the smallest of them."""
+    costs = flat()
+    gain(costs).backoff = 100
+    at_work = controller(costs, DATABASES, STACK)
+    for _ in range(9):
+        budget, _ = at_work.plan(20)
+        assert at_work.learns(budget) and at_work.lesson(50) == 50
+
+
+def test_how_long_learning_takes_is_measured_where_nothing_else_is() -> None:
+    costs = flat()
+    at_work = controller(costs)
+    at_work.plan(20)
+    at_work.learned(3200.0, 32)
+    assert costs.gate.token == Gate().token, "in a step that drafts, that was about the drafts"
+    assert costs.gate.lesson == pytest.approx(50, rel=1e-3)
+    at_work.read({DATABASES: 32.0}, 32)
+    assert costs.gate.token == pytest.approx(0.5, rel=1e-3)
+    gain(costs).backoff = 2
+    at_work.plan(20)
+    at_work.plan(20)
+    at_work.learned(80.0, 32)
+    assert costs.gate.token == pytest.approx(1.5, rel=1e-3)
+
+
+def test_a_probe_does_not_pay_without_what_learning_its_tokens_takes() -> None:
+    """In a back-off most of it is left out. Once drafting goes on, it is not."""
+    for lesson, over in ((0.2, True), (0.4, False)):
+        costs = flat()
+        costs.gate.lesson, gain(costs).backoff = lesson, 100
+        at_work = controller(costs)
+        for _ in range(FIRST + 1):
+            at_work.observe(step(3, 3, 1.25) if asked(at_work.plan(20)) else step(0))
+        assert at_work.backing_off(DATABASES) != over
+
+
+# what is known from answer to answer, and what is not weighed
+
+
+def test_what_drafting_was_worth_is_known_in_the_next_answer() -> None:
+    costs = flat()
+    tried(DATABASES, costs, 1, 0.5, lost(START, 0.5))
+    assert controller(costs).backing_off(DATABASES)
+
+
+def test_what_is_known_is_plain_data_and_a_copy_of_it_is_apart() -> None:
+    costs = CostCurve({0: 1.0, 9: 2.0}, 0.25, 0.5)
+    tried(DATABASES, costs, 1, 0.5, 50)
+    costs.gate.gains[STACK].debt = 2.5
+    copy = costs.copy()
+    known = (costs.points, costs.node, costs.other, costs.table, asdict(costs.gate))
+    assert (copy.points, copy.node, copy.other, copy.table, asdict(copy.gate)) == known
+    assert pickle.loads(pickle.dumps(costs.gate)) == costs.gate != Gate()
+    for _ in range(100):
+        copy.observe(9, 9.0, 1.0, 1.0)
+    tried(STACK, copy, 1, 0.5, 50)
+    assert (costs.points, costs.node, costs.other, costs.table, asdict(costs.gate)) == known
+
+
+@pytest.mark.parametrize(
+    ("drafting", "costs"),
+    [
+        (Drafting(nodes=9), None),
+        (Drafting(nodes=9, budget="fixed"), Still({0: 1.0, 9: 99.0})),
+    ],
+)
+def test_without_costs_or_with_a_fixed_budget_all_draft_and_learn_always(
+    drafting: Drafting, costs: CostCurve | None
+) -> None:
+    at_work = controller(costs, DATABASES, STACK, drafting=drafting)
+    for _ in range(2 * max(PLAIN, DRAFTED)):
+        plan = at_work.plan(20)
+        assert asked(plan) == WAYS and plan[0].nodes == 9 and not plan[0].due
+        at_work.read({DATABASES: 9.0, STACK: 9.0}, 9)
+        at_work.learned(9.0, 9)
+        at_work.observe(step(3, 1, 9.0), learning=5.0)
+        assert at_work.learns(plan[0]) and at_work.lesson(50) == 50
+    assert costs is None or costs.gate == Gate()
+
+
+def test_no_depth_is_no_room_and_nobody_is_asked() -> None:
+    for costs in (None, flat()):
+        plan = controller(costs, DATABASES, STACK).plan(0)
+        assert plan[0].nodes == 0 and not plan[1]

@@ -1,0 +1,243 @@
+"""The cost curve: what was measured, what lies between, and what observation makes of it."""
+
+import random
+from collections.abc import Mapping
+from itertools import pairwise
+from math import inf, nan
+from statistics import mean
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.backends.toy import ToyBackend
+from engine.drafting.controller import PLAIN
+from engine.drafting.costs import LARGEST, REFRESH, SIZES, SURPRISE, CostCurve, measure_costs
+from engine.settings import Drafting, Generation, Sampling
+from tests.exhaustive.test_lossless import assert_lossless, events_of
+
+TIMES = st.floats(0.01, 10.0)
+POINTS = st.builds(
+    lambda first, points: {0: first, **points},
+    TIMES,
+    st.dictionaries(st.integers(1, LARGEST), TIMES, min_size=1, max_size=9),
+)
+TRUTH = {0: 1.0, 1: 1.1, 3: 1.3, 7: 1.4, 15: 1.9, 31: 2.4, 63: 4.0}
+
+
+@settings(deadline=None, derandomize=True)
+@given(POINTS)
+def test_what_was_measured_is_what_a_forward_costs(points: dict[int, float]) -> None:
+    curve = CostCurve(points)
+    assert curve.points == points and list(curve.points) == sorted(points)
+    assert all(curve.seconds(size) == time for size, time in points.items())
+    for low, high in pairwise(sorted(points)):
+        ends = sorted((points[low], points[high]))
+        for nodes in range(low, high + 1):
+            assert ends[0] * (1 - 1e-9) <= curve.seconds(nodes) <= ends[1] * (1 + 1e-9)
+    last = max(points)
+    beyond = [curve.seconds(nodes) for nodes in range(last, last + 50)]
+    assert beyond == sorted(beyond), "more nodes never cost less than were measured"
+
+
+@settings(deadline=None, derandomize=True)
+@given(POINTS, st.floats(0.0, 0.5), st.floats(0.0, 2.0))
+def test_a_step_is_its_forward_its_nodes_and_the_rest(
+    points: dict[int, float], node: float, other: float
+) -> None:
+    curve = CostCurve(points, node, other)
+    assert len(curve.table) == LARGEST + 1
+    for nodes, seconds in enumerate(curve.table):
+        assert seconds == pytest.approx(curve.seconds(nodes) + other + nodes * node)
+
+
+@settings(deadline=None, derandomize=True)
+@given(POINTS, st.floats(0.0, 0.5))
+def test_slopes_are_the_least_that_growing_on_can_cost(
+    points: dict[int, float], node: float
+) -> None:
+    curve = CostCurve(points, node)
+    table = curve.table
+    for nodes in range(LARGEST):
+        least = min(
+            (table[more] - table[nodes]) / (more - nodes) / table[nodes]
+            for more in range(nodes + 1, LARGEST + 1)
+        )
+        assert curve.slopes[nodes] == pytest.approx(max(0.0, least), abs=1e-9)
+        assert curve.cheapest <= curve.slopes[nodes]
+    assert curve.slopes[LARGEST] == inf, "there is no larger tree"
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        {},
+        {0: 1.0},
+        {1: 1.0, 2: 1.0},
+        {-1: 1.0, 0: 1.0},
+        {0: 0.0, 1: 1.0},
+        {0: 1.0, 1: -1.0},
+        {0: 1.0, 1: nan},
+        {0: nan, 1: 1.0},
+        {0: 1.0, 1: inf},
+    ],
+    ids=str,
+)
+def test_points_that_are_no_curve_are_refused(points: Mapping[int, float]) -> None:
+    with pytest.raises(ValueError, match="positive times for 0 and more nodes"):
+        CostCurve(points)
+
+
+def observed(
+    truth: Mapping[int, float], steps: int = 4000, noise: float = 0.1, **rest: float
+) -> CostCurve:
+    """The curve of TRUTH after steps of mixed sizes on a machine of another truth."""
+    curve, draw = CostCurve(TRUTH), random.Random(0)
+    for _ in range(steps):
+        nodes = draw.choice(list(truth))
+        seconds = truth[nodes] * draw.uniform(1 - noise, 1 + noise)
+        curve.observe(nodes, seconds, rest.get("draft", 0.0), rest.get("other", 0.0))
+    return curve
+
+
+def test_a_machine_as_it_was_measured_changes_nothing() -> None:
+    assert observed(TRUTH).points == pytest.approx(TRUTH, rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.4, 5.0])
+def test_a_machine_that_slows_down_as_a_whole_keeps_its_ratios(factor: float) -> None:
+    curve = observed({size: factor * seconds for size, seconds in TRUTH.items()})
+    assert curve.points == pytest.approx({n: factor * t for n, t in TRUTH.items()}, rel=0.1)
+    before = CostCurve(TRUTH)
+    for nodes in (0, 3, 20, 60):
+        here, there = curve.table[nodes] / curve.table[0], before.table[nodes] / before.table[0]
+        assert here == pytest.approx(there, rel=0.15)
+
+
+@pytest.mark.parametrize("size", [0, 7, 63])
+def test_one_size_that_slows_down_is_found_alone(size: int) -> None:
+    truth = {**TRUTH, size: 2 * TRUTH[size]}
+    assert observed(truth).points == pytest.approx(truth, rel=0.1)
+
+
+def test_what_slows_the_size_in_use_is_expected_of_the_others() -> None:
+    """In part: where only one size is used, nobody knows whether it is alone."""
+    curve = CostCurve(TRUTH)
+    for _ in range(300):
+        curve.observe(7, 1.5 * TRUTH[7], 0.0, 0.0)
+    assert curve.points[7] == pytest.approx(1.5 * TRUTH[7], rel=0.02)
+    for size in (0, 1, 63):
+        assert TRUTH[size] < curve.points[size] <= 1.5 * TRUTH[size] * 1.001
+
+
+def test_a_hiccup_moves_little_and_is_forgotten() -> None:
+    curve = observed(TRUTH)
+    before = curve.points
+    curve.observe(7, 1000.0, 0.0, 0.0)
+    assert curve.points == pytest.approx(before, rel=SURPRISE - 1)
+    assert curve.points[7] < before[7] * (1 + 0.5 * (SURPRISE - 1))
+    curve.observe(7, 0.0, 0.0, 0.0)
+    assert min(curve.points.values()) > 0
+
+
+def test_the_time_of_drafting_is_shared_among_the_nodes_and_the_rest_is_on_top() -> None:
+    curve = observed(TRUTH, draft=0.0, other=0.5)
+    assert curve.table[0] == pytest.approx(curve.seconds(0) + 0.5, rel=0.05)
+    drafting = CostCurve(TRUTH)
+    for _ in range(400):
+        drafting.observe(7, TRUTH[7], 0.8, 0.0)
+    step = drafting.table[7] - drafting.seconds(7)
+    assert step == pytest.approx(0.8, rel=0.05), "what a step over seven nodes takes beside it"
+    assert drafting.table[15] - drafting.seconds(15) > step
+
+
+def test_the_table_follows_what_is_observed() -> None:
+    curve = CostCurve(TRUTH)
+    for _ in range(2 * REFRESH):
+        curve.observe(0, 9.0, 0.0, 0.0)
+    assert curve.table[0] > 2 * TRUTH[0]
+    assert curve.slopes[0] == pytest.approx(
+        max(0.0, min((t - curve.table[0]) / n for n, t in enumerate(curve.table) if n))
+        / curve.table[0]
+    )
+
+
+def test_steps_beyond_the_last_point_are_observed_too() -> None:
+    curve = CostCurve({0: 1.0, 4: 2.0})
+    for _ in range(500):
+        curve.observe(100, 3 * curve.seconds(100), 0.0, 0.0)
+    assert curve.points[4] > 2.0
+
+
+def test_the_toy_is_measured_and_left_usable(toy: ToyBackend) -> None:
+    shares: list[float] = []
+    curve = measure_costs(toy, seconds=0.05, progress=shares.append)
+    assert tuple(curve.points) == SIZES and min(curve.points.values()) > 0
+    assert shares and all(0.0 <= share <= 1.0 for share in shares)
+    assert shares == sorted(shares), "progress goes forward"
+    wanted = Generation(Sampling(0.8, seed=3), max_tokens=20)
+    prompt = list(b"and now")
+    after = events_of(toy, prompt, wanted, costs=curve)
+    assert_lossless(events_of(ToyBackend(), prompt, wanted), after)
+
+
+def test_sizes_beyond_the_context_are_left_out() -> None:
+    for context in (3, 20, 60):
+        toy = ToyBackend(context)
+        curve = measure_costs(toy, seconds=0.01)
+        assert max(curve.points) + context // 2 < context
+        assert len(toy.cache) < context
+    assert tuple(measure_costs(ToyBackend(), (0, 5), seconds=0.01).points) == (0, 5)
+
+
+def test_every_size_is_timed_more_than_once(
+    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    score = toy.score
+
+    def noting(tree: Any, sampling: Sampling) -> Any:
+        sizes.append(len(tree))
+        return score(tree, sampling)
+
+    monkeypatch.setattr(toy, "score", noting)
+    measure_costs(toy, (0, 3, 9), seconds=0.001)
+    assert min(sizes.count(size) for size in (0, 3, 9)) >= 3 and set(sizes) == {0, 3, 9}
+
+
+@pytest.mark.model
+def test_a_real_model_is_measured_and_left_usable(embedded: Any) -> None:
+    from engine.backends.transformers import TransformersBackend
+
+    backend = TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
+    curve = measure_costs(backend, (0, 7, 63), seconds=0.1)
+    assert curve.points[63] > curve.points[0] > 0
+    wanted = Generation(Sampling(0.8, seed=3), max_tokens=12)
+    prompt = backend.tokenize("And now for something else")
+    after = events_of(backend, prompt, wanted, [], Drafting(), costs=curve)
+    embedded.reset()
+    assert_lossless(events_of(embedded, prompt, wanted), after)
+
+
+# How true c(0) : c(n) stays, which the live speedup is told by.
+
+
+def ratio_off(every: int, truth: Mapping[int, float], busy: bool) -> float:
+    """How far c(0) / c(7) is off on average, where one step in so many is plain."""
+    curve, draw, found = CostCurve(TRUTH), random.Random(1), list[float]()
+    load = 1.0
+    for at in range(6000):
+        load = draw.choice([1.0, 1.5, 2.0]) if busy and at % 200 == 0 else load
+        nodes = 0 if at % every == 0 else draw.choice([3, 7, 7, 15])
+        curve.observe(nodes, load * truth[nodes] * draw.uniform(0.9, 1.1), 0.0, 0.0)
+        found.append(curve.seconds(0) / curve.seconds(7) * truth[7] / truth[0])
+    return mean(abs(off - 1) for off in found[2000:])
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
+def test_a_plain_step_now_and_then_keeps_its_ratio_to_the_others_true(factor: float) -> None:
+    """Also where it was measured wrongly, and while the load of the machine changes."""
+    truth = {**TRUTH, 0: factor * TRUTH[0]}
+    assert ratio_off(PLAIN + 1, truth, busy=False) < 0.03
+    assert ratio_off(PLAIN + 1, truth, busy=True) < 0.05

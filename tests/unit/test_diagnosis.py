@@ -1,0 +1,186 @@
+"""The diagnosis: it names the cause there is, and the break-even points it gives are true."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from engine.hsd.diagnosis import why
+from engine.hsd.planner import LONGEST, Plan, Rung, best, latency
+from engine.hsd.profile import Profile, Rounds
+from tests.unit.test_planner import RULE, family, geometric, invented, model
+
+SMALL = Plan((Rung("small", 4),))
+MS = 1e-3
+
+
+def pair(
+    a: float, small: float, large: float = 4.0, each: float = 0.0, choice: float = 0.0
+) -> Profile:
+    """Two models, their times in milliseconds, and the acceptance of each token."""
+    models = [model("small", small * MS), model("large", large * MS, each * MS, choice * MS)]
+    return family(models, lambda i, j: geometric(a))
+
+
+def test_where_all_is_well_nothing_is_said() -> None:
+    profile = pair(0.8, 0.5)
+    seconds = latency(profile, SMALL, RULE)
+    assert seconds < 4 * MS
+    for plan, measured in (
+        (SMALL, None),
+        (SMALL, 1.09 * seconds),
+        (Plan(), None),
+        (Plan(), 4 * MS),
+    ):
+        assert why(profile, plan, RULE, measured) == []
+
+
+def test_where_a_measurement_is_not_what_was_predicted_the_profile_is_in_doubt() -> None:
+    found = why(pair(1.0, 1.0), SMALL, RULE, 2 * MS)
+    assert found == [
+        "small@4 takes 2 ms per token where 1.6 ms were predicted: the profile was measured on "
+        "other text or under another load. Profile again."
+    ]
+    assert len(why(pair(1.0, 1.0), Plan(), RULE, 4.5 * MS)) == 1, "plain decoding as well"
+
+
+@pytest.mark.parametrize(("choice", "limit"), [(0.0, 2.4), (0.4, 2.0)])
+def test_a_draft_that_costs_too_much(choice: float, limit: float) -> None:
+    first, cause, last = why(pair(0.9, 3.1, 3.9, 1.5, choice), SMALL, RULE)
+    assert first.startswith("small@4 takes ") and first.endswith("plain decoding 3.9 ms.")
+    assert cause == (
+        "small takes 3.1 ms per token, large alone 3.9 ms: even with all its tokens accepted it "
+        f"would have to take less than {limit:g} ms."
+    )
+    assert last == "Plain decoding is the fastest here."
+    for small, pays in ((limit - 0.01, True), (limit + 0.01, False)):
+        assert (best(pair(1.0, small, 3.9, 1.5, choice), RULE) != Plan()) == pays
+
+
+def test_a_target_that_verifies_at_too_high_a_cost() -> None:
+    _, cause, last = why(pair(1.0, 0.001, 4.0, 4.5), SMALL, RULE)
+    assert cause == (
+        "large takes 4 ms per token alone and 8.5 ms to verify one: no draft model can pay."
+    )
+    assert last == "Plain decoding is the fastest here."
+    assert best(pair(1.0, 1e-9, 4.0, 4.5), RULE) == Plan()
+
+
+def test_a_draft_that_is_accepted_too_rarely() -> None:
+    _, cause, _ = why(pair(0.2, 2.0), SMALL, RULE)
+    assert cause == (
+        "large accepts 20 % of the tokens of small; at 2 ms per token they pay from 50 %."
+    )
+    for a, pays in ((0.49, False), (0.51, True)):
+        assert (best(pair(a, 2.0), RULE) != Plan()) == pays
+
+
+def test_a_batch_that_is_too_long() -> None:
+    profile = pair(0.7, 1.0)
+    _, cause, last = why(profile, Plan((Rung("small", 32),)), RULE)
+    plan = best(profile, RULE)
+    seconds = f"{1000 * latency(profile, plan, RULE):.3g} ms"
+    assert cause == (
+        f"small hands up 32 tokens at a time: with {plan.rungs[0].batch}, large would take "
+        f"{seconds} per token, and alone 4 ms."
+    )
+    assert last == f"The fastest here is {plan}: {seconds}."
+
+
+def test_databases_whose_rounds_take_longer_than_they_save() -> None:
+    alone = replace(model("large", 4 * MS), databases=Rounds((0.75, 0.25), 6 * MS))
+    profile = family([alone], lambda i, j: ())
+    assert why(profile, Plan(databases=True), RULE) == [
+        "databases takes 4.8 ms per token, plain decoding 4 ms.",
+        "A round of large with the databases emits 1.25 tokens, and would have to emit 1.50 to "
+        "pay.",
+        "Plain decoding is the fastest here.",
+    ]
+
+
+def test_every_part_of_a_stack_that_does_not_pay_is_named() -> None:
+    """Databases pay for the small one, and that for the mid one; the large one accepts too few."""
+    models = [
+        replace(model("small", 1 * MS), databases=Rounds((0.0, 1.0), 1 * MS)),
+        model("mid", 4 * MS),
+        model("large", 9 * MS),
+    ]
+    shares = {(0, 1): 0.9, (0, 2): 0.9, (1, 2): 0.01}
+    profile = family(models, lambda i, j: geometric(shares[i, j]))
+    plan = Plan((Rung("small", 4), Rung("mid", 2)), databases=True)
+    first, cause, last = why(profile, plan, RULE)
+    assert first.startswith("databases/small@4/mid@2 takes ")
+    assert re.match(r"large accepts 1 % of the tokens of mid; at 1.\d+ ms per token they", cause)
+    assert last.startswith("The fastest here is databases/small@")
+    nothing = why(profile, plan, "match")
+    assert [sentence.split()[0] for sentence in nothing[1:-1]] == ["mid", "large"]
+
+
+def test_what_was_measured_counts_more_than_what_was_predicted() -> None:
+    profile = pair(0.2, 2.0)
+    assert why(profile, SMALL, RULE, 3.9 * MS) == []
+    assert "takes 12 ms per token" in why(profile, SMALL, RULE, 12 * MS)[0]
+    assert "takes 250 ms per token" in why(profile, SMALL, RULE, 0.25)[0]
+
+
+def test_a_draft_alone_that_does_not_pay_has_one_cause_and_its_numbers_agree() -> None:
+    rng, seen = random.Random(1), set()
+    for _ in range(120):
+        profile = invented(rng, 2, databases=0.0)
+        small, large = profile.models
+        slower = {n: seconds * rng.uniform(0.5, 2.0) for n, seconds in small.costs.items()}
+        profile = replace(profile, models=(replace(small, costs=slower), large))
+        plan = Plan((Rung("m0", rng.randint(1, LONGEST)),))
+        found = why(profile, plan, RULE)
+        if latency(profile, plan, RULE) < profile.target.seconds(0):
+            assert found == []
+            continue
+        assert len(found) == 3
+        seen.add(found[1].split()[1])
+        if limit := re.search(r"less than (\S+) ms", found[1]):
+            for share, pays in ((0.99, True), (1.01, False)):
+                small = model("m0", float(limit[1]) * MS * share)
+                same = family([small, profile.target], lambda i, j: [1.0])
+                assert (best(same, RULE) != Plan()) == pays
+        if shares := re.findall(r"(\d+) %", found[1]):
+            accepted, needed = map(int, shares)
+            assert accepted < needed <= 100
+            for a, pays in ((needed / 100, True), (needed / 100 - 0.011, False)):
+                same = family(profile.models, lambda i, j, a=a: geometric(a, LONGEST))
+                assert (best(same, RULE) != Plan()) == pays
+    assert seen == {"accepts", "hands", "takes"}
+
+
+def test_a_slow_stack_always_has_a_cause() -> None:
+    rng, slow = random.Random(2), 0
+    for _ in range(60):
+        profile = invented(rng, 4, databases=1.0)
+        rungs = tuple(Rung(f"m{i}", rng.randint(1, 16)) for i in rng.choice([(0, 1), (0, 2)]))
+        plan = Plan(rungs, rng.random() < 0.5)
+        found = why(profile, plan, RULE)
+        if latency(profile, plan, RULE) < profile.target.seconds(0):
+            assert found == []
+        else:
+            slow += 1
+            assert len(found) > 2 and any(profile.target.name in text for text in found[1:-1])
+    assert 10 < slow < 50
+
+
+def test_batches_that_are_longer_than_asked_for_are_named_as_they_are() -> None:
+    """The mid model is asked for one token, and hands up five as it is handed four."""
+    models = [model("small", 0.1 * MS), model("mid", 1.0 * MS), model("large", 4 * MS, 0.7 * MS)]
+    survival = {(0, 1): [1.0] * 4, (0, 2): [], (1, 2): [0.9, 0.1, 0.0]}
+    profile = family(models, lambda i, j: survival[i, j])
+    _, cause, _ = why(profile, Plan((Rung("small", 4), Rung("mid", 1))), RULE)
+    assert cause == (
+        "mid hands up 5 tokens at a time: with 1, large would take 2.62 ms per token, and alone "
+        "4 ms."
+    )
+
+
+@pytest.mark.parametrize("choice", [4 * MS, 5 * MS])
+def test_a_choice_that_takes_as_long_as_all_of_a_step_is_a_cost(choice: float) -> None:
+    models = [model("small", 1 * MS), model("large", 4 * MS, choice, choice)]
+    found = why(family(models, lambda i, j: geometric(0.9)), SMALL, RULE)
+    assert "no draft model can pay" in found[1]

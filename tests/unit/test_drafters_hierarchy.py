@@ -1,0 +1,350 @@
+"""Hierarchy drafting: the likeliest nodes first, every one credited, lower tiers asked last."""
+
+import random
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.drafting.base import Likely, Tier
+from engine.drafting.budget import Budget
+from engine.drafting.calibration import PRIORS, Calibration
+from engine.drafting.context import ContextTier
+from engine.drafting.costs import CostCurve
+from engine.drafting.harvest import HarvestTier
+from engine.drafting.hierarchy import Hierarchy
+from engine.drafting.model import ModelTier
+from engine.drafting.statistics import StatisticsTier
+from engine.settings import POLICIES, Drafting
+from engine.tree import Tree, graft
+from engine.types import CONTEXT, HARVEST, MODEL, STATISTICS, Followers
+from tests.unit.test_calibration import Noting, Said, sure
+from tests.unit.test_drafters_ngrams import every
+from tests.unit.test_drafters_statistics import Table
+from tests.unit.test_tree import assert_valid, paths_of
+
+TEXTS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
+
+
+def grow(
+    hierarchy: Hierarchy,
+    tokens: Sequence[int],
+    nodes: int = 40,
+    depth: int = 9,
+    threshold: float = 0.001,
+    before: Tree | None = None,
+) -> tuple[Tree, Noting]:
+    """A tree, and the budget that noted the probability of every node."""
+    tree = before or Tree(tokens[-1])
+    budget = Noting(Drafting(nodes=nodes, threshold=threshold, budget="fixed"), depth)
+    hierarchy.grow(tree, tokens, budget)
+    assert_valid(tree)
+    return tree, budget
+
+
+def counted(texts: Sequence[Sequence[int]]) -> Table:
+    """A statistics table of some texts."""
+    tier = ContextTier()
+    for text in texts:
+        tier.extend(text)
+    return Table({key: found for key, found in every(tier.counts).items() if len(key) < 4})
+
+
+def filled(texts: Sequence[Sequence[int]]) -> list[Tier]:
+    """All tiers, each with what it makes of the texts."""
+    context, model, harvest = ContextTier(texts[0]), ModelTier(), HarvestTier()
+    for text in texts:
+        model.finish(text, len(text) - 1)
+    for at in range(2, len(texts[-1])):
+        likely = [(texts[-1][at], 0.6), ((texts[-1][at] + 1) % 5, 0.3)]
+        harvest.observe(texts[-1][: at + 1], 1, lambda index, likely=likely: likely)
+    return [context, harvest, model, StatisticsTier(counted(texts))]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(TEXTS, min_size=1, max_size=3), TEXTS, st.integers(0, 30), st.integers(1, 9))
+def test_merged_nodes_come_best_first_within_the_budget(
+    texts: list[list[int]], tokens: list[int], nodes: int, depth: int
+) -> None:
+    hierarchy = Hierarchy(filled(texts), Calibration())
+    tree, budget = grow(hierarchy, tokens, nodes, depth, threshold=0.01)
+    assert len(tree) == len(budget.noted) <= nodes and max(tree.depths) <= depth
+    assert budget.noted == sorted(budget.noted, reverse=True)
+    assert all(0.01 <= probability <= 1.0 for probability in budget.noted)
+    for row in range(1, len(tree) + 1):
+        parent = tree.parents[row]
+        assert not parent or budget.noted[row - 1] <= budget.noted[parent - 1]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(TEXTS, min_size=1, max_size=2), TEXTS, st.integers(0, 30))
+def test_a_smaller_tree_is_the_beginning_of_a_larger_one(
+    texts: list[list[int]], tokens: list[int], nodes: int
+) -> None:
+    hierarchy = Hierarchy(filled(texts), Calibration())
+    large, _ = grow(hierarchy, tokens, nodes=40)
+    small, _ = grow(hierarchy, tokens, nodes=nodes)
+    large.cut(nodes)
+    assert paths_of(small) == paths_of(large)
+    assert (small.sources, small.match_lengths) == (large.sources, large.match_lengths)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_that_the_model_does_not_have_are_never_drafted(policy: str) -> None:
+    said = Followers(99, 5, {1000: 60, 2**32: 30, 999: 5, 7: 4})
+    hierarchy = Hierarchy([Said(name, said, said) for name in PRIORS], Calibration(), policy)
+    tree, _ = grow(hierarchy, [1], depth=3)
+    assert set(tree.tokens) == {1, 999, 7} and len(tree) > 4
+
+
+def test_a_node_is_credited_to_the_longest_match_that_knows_it() -> None:
+    weak, strong = sure(7, 9), sure(8, 9)
+    tiers = [
+        Said(CONTEXT, weak, Followers(9, 2, {7: 5, 9: 4})),
+        Said(MODEL, weak, strong, Followers(9, 2, {8: 5, 6: 4})),
+    ]
+    tree, _ = grow(Hierarchy(tiers, Calibration()), [1], depth=1, threshold=0.0)
+    credit = {
+        tree.tokens[row]: (tree.sources[row], tree.match_lengths[row]) for row in (1, 2, 3, 4)
+    }
+    assert credit == {8: (MODEL, 3), 6: (MODEL, 3), 7: (CONTEXT, 2), 9: (CONTEXT, 2)}
+
+
+def test_of_equal_matches_the_first_tier_has_the_credit() -> None:
+    for names in ([CONTEXT, MODEL, STATISTICS], [STATISTICS, CONTEXT], [MODEL, STATISTICS]):
+        tiers = [Said(name, sure(7), sure(7)) for name in names]
+        tree, _ = grow(Hierarchy(tiers, Calibration()), [1], depth=1)
+        assert (tree.sources[1:], tree.match_lengths[1:]) == ([names[0]], [2])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_was_harvested_is_told_as_context(policy: str) -> None:
+    harvest = HarvestTier()
+    harvest.observe([1, 2, 3], 1, lambda index: [(7, 0.9), (8, 0.05)])
+    hierarchy = Hierarchy([ContextTier(), harvest], Calibration(), policy)
+    tree = Tree(2)
+    spent = hierarchy.grow(tree, [1, 2], Budget(Drafting(budget="fixed"), 9, 100))
+    assert set(tree.sources[1:]) == {CONTEXT} and tree.tokens[1] == 7
+    assert set(spent) == {CONTEXT}
+    assert [len(group) for group in hierarchy.groups] == ([2] if policy != "merged" else [2])
+
+
+class Asked(Said):
+    """A tier that counts how often it is asked, and takes its time."""
+
+    def __init__(self, name: str, *matches: Followers, source: str = "", seconds: float = 0.0):
+        super().__init__(name, *matches)
+        self.source, self.asked, self.seconds = source or name, 0, seconds
+
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        self.asked += 1
+        end = perf_counter() + self.seconds
+        while perf_counter() < end:
+            pass
+        return self.said
+
+
+def test_hierarchical_access_asks_a_lower_tier_only_for_the_room_that_is_left() -> None:
+    many = Followers(99, 9, dict.fromkeys(range(9), 11.0))
+    high, low = Asked(CONTEXT, many), Asked(MODEL, sure(7))
+    hierarchy = Hierarchy([high, low], Calibration(), "hierarchical")
+    tree, _ = grow(hierarchy, [1], nodes=4)
+    assert tree.sources[1:] == [CONTEXT] * 4 and (low.asked, high.asked > 0) == (0, True)
+    tree, _ = grow(hierarchy, [1], nodes=20, depth=1)
+    assert tree.sources[1:] == [CONTEXT] * 9 and low.asked > 0, "it knew no other token"
+    lower = Hierarchy([Asked(CONTEXT, sure(3)), Asked(MODEL, many)], Calibration(), "hierarchical")
+    tree, _ = grow(lower, [1], nodes=6, depth=1)
+    assert tree.sources[1:] == [CONTEXT, *[MODEL] * 5] and tree.tokens[1] == 3
+
+
+def test_merged_access_asks_all_and_takes_the_likeliest() -> None:
+    tiers = [Asked(CONTEXT, Followers(1, 1, {3: 1})), Asked(MODEL, *[sure(7, 300)] * 3)]
+    tree, _ = grow(Hierarchy(tiers, Calibration()), [1], nodes=1)
+    assert (tree.tokens[1], tree.sources[1]) == (7, MODEL) and tiers[0].asked > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_time_of_looking_up_is_told_per_source(policy: str) -> None:
+    tiers = [
+        Asked(CONTEXT, sure(7), seconds=0.002),
+        Asked(HARVEST, sure(8), source=CONTEXT, seconds=0.003),
+        Asked(STATISTICS, sure(9)),
+    ]
+    hierarchy = Hierarchy(tiers, Calibration(), policy)
+    for _ in range(2):
+        asked = [tier.asked for tier in tiers]
+        spent = hierarchy.grow(Tree(1), [1], Budget(Drafting(nodes=2, budget="fixed"), 1, 100))
+        asked = [tier.asked - before for tier, before in zip(tiers, asked, strict=True)]
+        assert set(spent) == {CONTEXT, STATISTICS}
+        assert spent[CONTEXT].seconds >= 0.002 * asked[0] + 0.003 * asked[1] > 0
+        assert spent[STATISTICS].seconds >= 0
+        hierarchy.observe([1, 7], 1, None)  # learning takes its time too, which is not a look-up
+
+
+def copied(times: int, borne_out: bool = True) -> Hierarchy:
+    """The context tier in the middle of a text that it has seen so many times before."""
+    hierarchy = Hierarchy([ContextTier()], Calibration())
+    text = list(range(100)) * times
+    hierarchy.observe(text, len(text), None)
+    tokens = text[:]
+    for token in range(30):
+        tokens.append(token if borne_out else 500 + token)
+        hierarchy.grow(Tree(tokens[-2]), tokens[:-1], Budget(Drafting(), 9, 1000))
+        hierarchy.observe(tokens, 1, None)
+    return hierarchy
+
+
+def test_a_long_match_drafts_a_long_copy_and_a_weak_one_a_short_one() -> None:
+    tree, _ = grow(copied(2), list(range(22, 30)), nodes=64, depth=60, threshold=0.003)
+    assert tree.path(max(range(len(tree) + 1), key=tree.depths.__getitem__))[:16] == tuple(
+        range(30, 46)
+    )
+    weak, _ = grow(copied(1, False), [999, 998, 29], nodes=64, depth=60, threshold=0.003)
+    assert 0 < len(weak) < 16
+
+
+def test_a_copy_is_as_long_as_forwards_are_cheap() -> None:
+    sizes = []
+    for points in ({0: 1.0, 63: 1.05}, {0: 1.0, 8: 2.0, 63: 300.0}, {0: 1.0, 63: 300.0}):
+        tree, budget = Tree(29), Budget(Drafting(), 60, 1000, CostCurve(points))
+        copied(2).grow(tree, list(range(22, 30)), budget)
+        sizes.append(len(tree))
+    cheap, middling, dear = sizes
+    assert cheap >= 16 > middling > 0 == dear
+
+
+def test_what_an_earlier_drafter_drafted_stays() -> None:
+    """The drafter that knows nothing cuts nothing, and the room is shared."""
+    empty, full = (Hierarchy([ContextTier(log)], Calibration()) for log in ([], [5, 6, 7] * 9))
+    for hierarchy, nodes, grown in ((empty, 9, 3), (full, 9, 9), (full, 2, 3), (full, 3, 3)):
+        for costs in (None, CostCurve({0: 1.0, 63: 99.0})):
+            tree = Tree(5)
+            graft(tree, (1, 2, 3), "other", 1, 99)
+            drafting = Drafting(nodes=nodes, threshold=0.0)
+            hierarchy.grow(tree, [5], Budget(drafting, 20, 100, costs))
+            assert_valid(tree)
+            assert tree.path(3) == (1, 2, 3) and tree.sources[1:4] == ["other"] * 3
+            assert len(tree) == (3 if costs else grown)
+
+
+def test_a_known_node_keeps_its_first_source_and_is_grown_from() -> None:
+    tree = Tree(5)
+    graft(tree, (6,), "other", 1, 99)
+    grow(Hierarchy([ContextTier([5, 6, 7, 8] * 9)], Calibration()), [5], depth=3, before=tree)
+    assert tree.sources[1] == "other" and (6, 7, 8) in paths_of(tree)
+    assert len(tree.children[0]) == 1
+
+
+def figures(calibration: Calibration) -> set[object]:
+    return set(calibration.rows())
+
+
+def test_the_calibration_learns_before_the_tiers_do() -> None:
+    """Else a token would always have been expected: by what it has just taught."""
+    calibration = Calibration()
+    hierarchy = Hierarchy([ContextTier()], calibration)
+    tokens = list(range(50))
+    hierarchy.observe(tokens[:10], 10, None)
+    for at in range(10, 50):
+        grow(hierarchy, tokens[:at])
+        hierarchy.observe(tokens[: at + 1], 1, None)
+    assert figures(calibration) == set(), "nothing was ever seen before, so nothing was predicted"
+
+
+def test_a_prompt_calibrates_nothing() -> None:
+    calibration = Calibration()
+    hierarchy = Hierarchy([ContextTier(), HarvestTier()], calibration)
+    for _ in range(2):
+        hierarchy.observe([1, 2, 3] * 9, 27, None)
+        hierarchy.finish([1, 2, 3] * 9, 0)
+    assert figures(calibration) == set()
+
+
+def test_a_tree_is_judged_once_and_by_the_step_that_it_was_drafted_for() -> None:
+    """A step that drafted nothing must not be counted against the draft of the one before."""
+    tiers: list[Tier] = [Said(CONTEXT, sure(7))]
+    once, twice = Calibration(), Calibration()
+    for calibration, steps in ((once, 1), (twice, 3)):
+        hierarchy, tokens = Hierarchy(tiers, calibration), [0]
+        grow(hierarchy, tokens)
+        for _ in range(steps):
+            tokens.append(9)
+            hierarchy.observe(tokens, 1, None)
+    ranks = [{row for row in c.rows() if row.tier not in PRIORS} for c in (once, twice)]
+    assert ranks[0] == ranks[1]
+
+
+@pytest.mark.parametrize("costs", [None, CostCurve({0: 1.0, 1: 1.9, 2: 1.9, 63: 1.9})])
+def test_nodes_of_another_drafter_are_not_judged(costs: CostCurve | None) -> None:
+    """Neither behind ours nor in the place of those that we cut, as they would not pay."""
+    learned = []
+    for path in ((), (8, 8, 8)):
+        calibration, tree = Calibration(), Tree(0)
+        hierarchy = Hierarchy([Said(CONTEXT, Followers(9, 2, {7: 3}))], calibration)
+        hierarchy.grow(tree, [0], Budget(Drafting(nodes=2), 5, 100, costs))
+        assert (len(tree) == 0) == (costs is not None)
+        graft(tree, path, "other", 1, 99)
+        hierarchy.observe([0, 8], 1, None)
+        learned.append(figures(calibration))
+    assert learned[0] == learned[1] != set()
+
+
+def test_every_tier_hears_everything() -> None:
+    heard: list[tuple[str, str, int]] = []
+
+    class Hearing(Said):
+        def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+            heard.append((self.name, "observe", new if likely is None else -new))
+
+        def finish(self, tokens: Sequence[int], new: int) -> None:
+            heard.append((self.name, "finish", new))
+
+    hierarchy = Hierarchy([Hearing(CONTEXT), Hearing(MODEL)], Calibration())
+    hierarchy.observe([1, 2], 2, None)
+    hierarchy.observe([1, 2, 3], 1, lambda index: [(3, 1.0)])
+    hierarchy.finish([1, 2, 3], 1)
+    calls = [("observe", 2), ("observe", -1), ("finish", 1)]
+    assert heard == [(name, *call) for call in calls for name in (CONTEXT, MODEL)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_tiers_and_empty_tiers_draft_nothing(policy: str) -> None:
+    tiers: Mapping[int, list[Tier]] = {
+        0: [],
+        1: [ContextTier()],
+        4: [ContextTier(), HarvestTier(), ModelTier(), StatisticsTier(Table({}))],
+    }
+    for found in tiers.values():
+        hierarchy = Hierarchy(found, Calibration(), policy)
+        for tokens in ([1], [1, 2], list(range(20))):
+            tree, budget = grow(hierarchy, tokens)
+            assert len(tree) == 0 and budget.expected == 1.0
+            hierarchy.observe([*tokens, 3], 1, None)
+
+
+def test_the_same_state_drafts_the_same_tree() -> None:
+    draw = random.Random(5)
+    texts = [[draw.randrange(5) for _ in range(80)] for _ in range(3)]
+    trees = [
+        [paths_of(grow(Hierarchy(filled(texts), Calibration(), policy), [1, 2])[0]) for _ in "12"]
+        for policy in POLICIES
+    ]
+    assert all(first == second and len(first) > 9 for first, second in trees)
+
+
+@pytest.mark.parametrize(("new", "learns"), [(5, True), (3, False)])
+def test_only_what_the_tree_was_grown_for_teaches_how_far_evidence_can_be_trusted(
+    new: int, learns: bool
+) -> None:
+    """In a rest the first of the decided tokens may have been left out."""
+    calibration = Calibration()
+    hierarchy = Hierarchy([ContextTier([1, 2, 3, 4, 5, 6, 7] * 3)], calibration)
+    tokens = [1, 2, 3]
+    tree, _ = grow(hierarchy, tokens)
+    assert len(tree)
+    hierarchy.observe([*tokens, 4, 5, 6, 7, 1], new, None)
+    assert bool(calibration.rows()) == learns
+    hierarchy.observe([*tokens, 4, 5, 6, 7, 1, 2], 1, None)
+    assert bool(calibration.rows()) == learns, "the tree is gone either way"

@@ -1,0 +1,144 @@
+"""The published baseline: its constants, whatever the evidence."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.drafting.budget import Budget
+from engine.drafting.published import (
+    AHEAD,
+    DRAFTS,
+    NODES,
+    Flat,
+    PublishedContext,
+    PublishedModel,
+    PublishedStatistics,
+)
+from engine.settings import Drafting
+from engine.tree import Tree
+from tests.unit.test_drafters_statistics import Table, followers
+
+Paths = list[tuple[int, ...]]
+
+
+def grown(
+    drafter: Flat, tokens: Sequence[int], nodes: int = NODES, depth: int = 99, vocabulary: int = 999
+) -> Tree:
+    tree = Tree(tokens[-1])
+    budget = Budget(Drafting(nodes=nodes, budget="fixed"), depth, vocabulary)
+    assert set(drafter.grow(tree, tokens, budget)) == {drafter.name}
+    assert set(tree.sources[1:]) <= {drafter.name}
+    return tree
+
+
+def leaves(tree: Tree) -> Paths:
+    return [tree.path(row) for row in range(1, len(tree) + 1) if not tree.children[row]]
+
+
+class Listed(Flat):
+    """A tier that says what it was given."""
+
+    name = "model"
+
+    def __init__(self, *drafts: tuple[tuple[int, ...], int]) -> None:
+        self.given = drafts
+
+    def drafts(self, tokens: Sequence[int]) -> tuple[tuple[tuple[int, ...], int], ...]:
+        return self.given
+
+
+def test_distinct_drafts_with_shared_prefixes_once() -> None:
+    drafter = Listed(((1, 2, 3, 4), 2), ((1, 2, 9, 9), 2), ((1, 2, 3, 4), 1), ((5,), 1))
+    tree = grown(drafter, [0])
+    assert [tree.path(row) for row in range(1, len(tree) + 1)] == [
+        (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 9), (1, 2, 9, 9), (5,),
+    ]  # fmt: skip
+    assert tree.match_lengths[1:] == [2] * 6 + [1]
+
+
+def test_seven_drafts_of_four_tokens_at_most() -> None:
+    tree = grown(Listed(*(((i, i, i, i), 1) for i in range(20))), [0], nodes=128)
+    assert leaves(tree) == [(i,) * AHEAD for i in range(DRAFTS)]
+    assert len(tree) == NODES == DRAFTS * AHEAD == 28
+
+
+def test_drafts_stay_within_the_budget_and_the_vocabulary() -> None:
+    drafter = Listed(((1, 2, 3, 4), 2), ((5, 999), 2), ((5, 6, 7), 1))
+    assert leaves(grown(drafter, [0])) == [(1, 2, 3, 4), (5, 6, 7)]
+    assert leaves(grown(drafter, [0], depth=2)) == [(1, 2), (5, 6)]
+    assert leaves(grown(drafter, [0], nodes=5)) == [(1, 2, 3, 4), (5,)]
+    assert leaves(grown(drafter, [0], vocabulary=1000))[1] == (5, 999)
+
+
+def test_the_context_keeps_the_seven_latest_continuations() -> None:
+    drafter = PublishedContext()
+    tokens: list[int] = []
+    for i in range(10):
+        tokens += [7, 100 + i, 1, 2, 3]
+    drafter.observe(tokens, len(tokens), None)
+    drafter.observe([*tokens, 7], 1, None)
+    assert leaves(grown(drafter, [7])) == [(100 + i, 1, 2, 3) for i in range(9, 2, -1)]
+
+
+def test_the_context_learns_across_steps_and_not_twice() -> None:
+    whole, stepwise = PublishedContext(), PublishedContext()
+    tokens = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
+    whole.observe(tokens, len(tokens), None)
+    stepwise.observe(tokens[:3], 3, None)
+    for end in range(4, len(tokens) + 1):
+        stepwise.observe(tokens[:end], 1, None)
+    stepwise.observe(tokens, len(tokens), None)
+    stepwise.finish(tokens, 5)
+    assert stepwise.table == whole.table
+    assert all(len(gram) == AHEAD for line in whole.table.values() for gram in line)
+
+
+def test_the_model_tier_ranks_by_answers() -> None:
+    drafter = PublishedModel([((4, 5, 6, 7, 8), 1.0), ((9, 9), 5.0)])
+    assert leaves(grown(drafter, [4])) == [(5, 6, 7, 8)] and leaves(grown(drafter, [9])) == []
+    for _ in range(2):
+        drafter.finish([4, 1, 2, 3, 3, 4, 1, 2, 3, 3], 9)
+    assert leaves(grown(drafter, [4]))[0] == (1, 2, 3, 3)
+    assert drafter.grams[(4, 1, 2, 3, 3)] == 2, "once per answer, however often it was said"
+    for token in range(20, 40):
+        drafter.finish([4, token, token, token, token], 4)
+    assert len(leaves(grown(drafter, [4], nodes=128))) == DRAFTS
+    assert leaves(grown(drafter, [4]))[0] == (1, 2, 3, 3), "the frequent are not pushed out"
+
+
+def test_a_frozen_model_tier_drafts_and_learns_nothing() -> None:
+    drafter = PublishedModel([((4, 5, 6, 7, 8), 1.0)])
+    frozen = drafter.frozen()
+    for token in range(3):
+        frozen.finish([4, token, token, token, token], 4)
+    assert leaves(grown(frozen, [4])) == leaves(grown(drafter, [4])) == [(5, 6, 7, 8)]
+    drafter.finish([4, 1, 1, 1, 1], 4)
+    assert len(leaves(grown(drafter, [4]))) == 2 and len(leaves(grown(frozen, [4]))) == 1
+
+
+def test_the_statistics_are_asked_with_two_tokens_then_one() -> None:
+    table = Table(
+        {
+            (1, 2): followers(t5=8, t3=1),
+            (2,): followers(t4=5),
+            (1, 2, 5): followers(t6=2),
+            (2, 5, 6): followers(t7=1),
+            (6, 7): followers(t8=1),
+            (7, 8): followers(t9=1),
+        }
+    )
+    drafter = PublishedStatistics(table)
+    tree = grown(drafter, [0, 1, 2])
+    assert table.asked[0] == (1, 2) and (2,) in table.asked
+    assert leaves(tree) == [(5, 6, 7, 8), (3,), (4,)]
+    assert [tree.match_lengths[tree.children[0][token]] for token in (5, 3, 4)] == [2, 2, 1]
+    drafter.observe([1, 2], 2, None)
+    drafter.finish([1, 2], 2)
+    assert len(table.entries) == 6
+
+
+@pytest.mark.parametrize(
+    "drafter", [PublishedContext(), PublishedModel(), PublishedStatistics(Table({}))]
+)
+def test_an_empty_database_drafts_nothing(drafter: Flat) -> None:
+    assert len(grown(drafter, [1])) == 0

@@ -1,0 +1,205 @@
+"""A family of models: who may draft for whom, what is planned, and the stack that is made of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.backends.toy import VOCABULARY, ToyBackend
+from engine.decode import decode
+from engine.errors import ModelError, SettingError
+from engine.hsd import family as families
+from engine.hsd.family import Family, check_drafts
+from engine.hsd.planner import Plan, Recursion, Rung, latency, resolve
+from engine.hsd.stack import Level, Stack
+from engine.settings import Drafting, Generation, Sampling
+from engine.types import RULES, Rule, Step
+from engine.verify import Match, Rejection, verifier
+from tests.exhaustive.test_lossless import DEVIATIONS, toy_family
+
+
+def toy(name: str, **changes: Any) -> ToyBackend:
+    backend = ToyBackend(name=name)
+    backend.info = replace(backend.info, **changes)
+    return backend
+
+
+def levels_of(stack: Stack) -> list[Level]:
+    """The lowest first."""
+    found, level = list[Level](), stack.top
+    while isinstance(level, Level):
+        found.insert(0, level)
+        level = level.below  # type: ignore[assignment]
+    return found
+
+
+def test_draft_models_come_in_their_order_of_size() -> None:
+    sizes = {"mid": 50, "tiny": 1, "small": 7}
+    drafts = {name: toy(name, parameters=size) for name, size in sizes.items()}
+    assert list(Family(toy("toy"), drafts).drafts) == ["tiny", "small", "mid"]
+
+
+def test_the_common_vocabulary_is_the_smallest() -> None:
+    drafts = {"small": toy("small", vocabulary_size=300), "mid": toy("mid", vocabulary_size=280)}
+    assert Family(toy("toy"), drafts).vocabulary == VOCABULARY
+    assert Family(toy("toy", vocabulary_size=400), drafts).vocabulary == 280
+    assert Family(toy("toy"), {}).vocabulary == VOCABULARY
+
+
+def test_a_draft_model_cannot_have_the_name_of_the_target() -> None:
+    with pytest.raises(ModelError, match="A draft model cannot be called 'toy'"):
+        Family(toy("toy"), {"toy": toy("toy")})
+
+
+def test_other_vocabularies_are_refused() -> None:
+    class Other(ToyBackend):
+        def vocabulary(self) -> list[str]:
+            return [*super().vocabulary()[:65], "x"]
+
+    other = Other(name="other")
+    other.info = replace(other.info, tokenizer_fingerprint="words", tokenizer_type="words")
+    with pytest.raises(ModelError) as caught:
+        Family(toy("toy"), {"small": toy("small"), "other": other})
+    text = str(caught.value)
+    assert text.startswith("other cannot draft for toy: its tokenizer is words, not bytes; ")
+    assert "it has 66 tokens, not 260; the first token that differs is 65: 'x'" in text
+
+
+@pytest.mark.parametrize("note", ["", "It keeps a state, so it decodes plainly."])
+def test_models_that_cannot_roll_back_neither_draft_nor_are_drafted_for(note: str) -> None:
+    stuck, able = toy("stuck", can_tree=False, note=note), toy("able")
+    with pytest.raises(ModelError) as caught:
+        Family(stuck, {"able": able})
+    assert str(caught.value) == (
+        f"stuck cannot verify drafts: {note or 'it cannot roll back.'} Choose another model to "
+        "answer, or do without draft models."
+    )
+    with pytest.raises(ModelError) as caught:
+        check_drafts(able, "stuck", stuck)
+    assert str(caught.value) == (
+        f"stuck cannot draft: {note or 'it cannot roll back.'} Choose a model that can, or leave "
+        "it out."
+    )
+
+
+def test_a_family_that_was_not_profiled_plans_nothing() -> None:
+    for drafts, names in (({}, "none"), ({"a": toy("a"), "b": toy("b")}, "a, b")):
+        family = Family(toy("toy"), drafts)
+        for ask in (family.profiled, lambda: family.plan("a@3", "match")):  # noqa: B023
+            with pytest.raises(SettingError, match=rf"\({names}\) were not profiled with toy"):
+                ask()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plan_is_made_once_for_every_question(
+    rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, calls = toy_family(), list[tuple[Any, ...]]()
+    for name in ("best", "resolve"):
+        original = getattr(families, name)
+        monkeypatch.setattr(
+            families, name, lambda *asked, o=original: calls.append(asked[1:]) or o(*asked)
+        )
+    for _ in range(3):
+        assert family.plan("small@3/mid@2", rule) == Plan((Rung("small", 3), Rung("mid", 2)))
+        found, profile = family.plan("", rule), family.profiled()
+        for other in ("plain", "databases", "small@3/mid@2", "databases/tiny/mid"):
+            seconds = latency(profile, resolve(profile, other, rule), rule)
+            assert latency(profile, found, rule) <= seconds
+    assert calls == [("small@3/mid@2", rule), (rule, [*DEVIATIONS, "databases"])]
+
+
+def test_models_that_are_not_loaded_are_not_in_the_best_plan() -> None:
+    whole = toy_family()
+    for name in DEVIATIONS:
+        some = Family(whole.target, {name: whole.drafts[name]}, whole.profile)
+        assert {rung.model for rung in some.plan("", "match").rungs} <= {name}
+    assert [rung.model for rung in whole.plan("", "match").rungs] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("huge@3", "'huge' is unknown.*tiny, small, mid"),
+        ("toy@3", "is the target"),
+        ("small@0", "batch of 'small' cannot be 0.*1 to 32"),
+        ("small@33", "batch of 'small' cannot be 33.*1 to 32"),
+        ("mid/small", "out of order.*small, mid"),
+        ("small/databases", "smallest model only"),
+        ("/", "cannot be '/'"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(spec: str, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        toy_family().plan(spec, "match")
+
+
+def test_a_plan_with_a_model_that_is_not_loaded_is_refused() -> None:
+    whole = toy_family()
+    some = Family(whole.target, {"tiny": whole.drafts["tiny"]}, whole.profile)
+    plan = some.plan("tiny@3/mid@2", "match")
+    with pytest.raises(SettingError, match="'mid' of the plan tiny@3/mid@2 is not loaded.*tiny"):
+        some.stack(plan, Sampling(), "match", None)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stack_is_made_as_planned(rule: Rule) -> None:
+    family, sampling = toy_family(), Sampling(0.6, top_k=9, seed=77)
+    plan = family.plan("tiny@5/small@3/mid@2", rule)
+    stack = family.stack(plan, sampling, rule, None)
+    levels = levels_of(stack)
+    assert [(level.name, level.batch) for level in levels] == [
+        ("tiny", 5), ("small", 3), ("mid", 2),
+    ]  # fmt: skip
+    profile = family.profiled()
+    for level in levels:
+        assert level.backend is family.drafts[level.name]
+        assert level.sampling == sampling and level.vocabulary == family.vocabulary
+        assert level.costs is not None
+        assert level.costs.points == profile.models[profile.index(level.name)].costs
+        assert isinstance(level.rule, Match if rule == "match" else Rejection)
+    assert levels[0].below is None
+
+
+def test_the_gate_begins_with_what_the_profile_predicts() -> None:
+    family = toy_family()
+    for spec in ("small@3", "tiny@4/mid@2", "databases/small@5/mid@4"):
+        plan = family.plan(spec, "rejection")
+        stack = family.stack(plan, Sampling(), "rejection", None)
+        recursion = Recursion(family.profiled(), "rejection")
+        law, seconds = recursion.handed(plan)
+        verifying = float(law @ [family.profiled().target.seconds(n) for n in range(len(law))])
+        assert stack.seconds == pytest.approx(seconds)
+        step = (stack.seconds + verifying) / stack.tokens
+        assert step == pytest.approx(recursion.latency(plan)) and stack.tokens > 1.0
+
+
+def test_every_model_has_random_numbers_of_its_own() -> None:
+    family = toy_family()
+    plan = family.plan("tiny@5/small@3/mid@2", "rejection")
+    levels = levels_of(family.stack(plan, Sampling(seed=4), "rejection", None))
+    rules = [verifier("rejection", 4, 0, VOCABULARY), *(level.rule for level in levels)]
+    drawn = [tuple(rule.random.random(4)) for rule in rules]  # type: ignore[attr-defined]
+    assert len({*drawn}) == 4
+    again = levels_of(family.stack(plan, Sampling(seed=4), "rejection", None))
+    assert [tuple(level.rule.random.random(4)) for level in again] == drawn[1:]  # type: ignore[attr-defined]
+
+
+def test_a_sampler_of_its_own_has_the_seed_of_the_run() -> None:
+    family = toy_family({"mid": Sampling(0.3, top_p=0.5, seed=1)})
+    plan = family.plan("small@3/mid@2", "match")
+    small, mid = levels_of(family.stack(plan, Sampling(1.2, seed=9), "match", None))
+    assert small.sampling == Sampling(1.2, seed=9)
+    assert mid.sampling == Sampling(0.3, top_p=0.5, seed=9)
+
+
+@pytest.mark.parametrize("spec", ["small@4", "tiny@5/mid@3", "tiny@2/small@3/mid@4"])
+def test_rejection_repeats_itself_with_the_same_seed_and_stack(spec: str) -> None:
+    family, texts = toy_family(), []
+    for seed in (1, 1, 2):
+        wanted = Generation(Sampling(0.9, seed=seed), 60)
+        stack = family.stack(family.plan(spec, "rejection"), wanted.sampling, "rejection", None)
+        drafting = Drafting(rule="rejection", budget="fixed")
+        events = [*decode(ToyBackend(), list(b"once upon"), [stack], wanted, drafting)]
+        texts.append([t.id for step in events if isinstance(step, Step) for t in step.tokens])
+    assert texts[0] == texts[1] != texts[2]

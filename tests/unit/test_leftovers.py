@@ -1,0 +1,119 @@
+"""What a killed program left is cleaned at the next start; what another is using is not."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import leftovers
+from storage.conversations import Conversations
+from storage.database import Database
+from storage.statistics import SUFFIX, StatisticsTable
+from storage.statistics_build import build
+from tests.conftest import ROOT
+from tests.unit.test_conversations import contents, save_run
+
+BUILDER = """
+import sys
+import numpy as np
+from pathlib import Path
+from storage.statistics_build import build
+
+def wait(stage, done):
+    if stage == "write":
+        print("writing", flush=True)
+        sys.stdin.readline()
+
+documents = [np.array([1, 2] * 50, dtype=np.uint32)]
+build(documents, Path(sys.argv[1]), "tok", 100, "a title", 1 << 20, wait)
+print("done", flush=True)
+"""
+
+
+def test_answers_without_a_word_are_deleted(db: Database, tmp_path: Path) -> None:
+    mine = Conversations(db, "ada")
+    id = mine.create().id
+    mine.append(id, "user", "Hi")
+    mine.append(id, "assistant", "", save_run(db, "ada", id), [("", "target", 0, 0, 0, 0.5)])
+    mine.append(id, "user", "")
+    mine.append(id, "assistant", "", pieces=())
+    leftovers.clean(db, tmp_path)
+    found = [(message.role, message.content) for message in mine.messages(id)]
+    assert found == [("user", "Hi"), ("assistant", ""), ("user", "")]
+    mine.append(id, "assistant", "Hello", pieces=())
+    leftovers.clean(db, tmp_path)
+    assert contents(mine, id)[-1] == "Hello"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / leftovers.STATISTICS).mkdir()
+    return tmp_path
+
+
+def partial(folder: Path, content: bytes) -> Path:
+    path = folder / leftovers.STATISTICS / f"tok{SUFFIX}.123.partial"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\x00" + b"\x00" * 90])
+def test_builds_that_broke_off_are_deleted(db: Database, folder: Path, content: bytes) -> None:
+    path = partial(folder, content)
+    sound = folder / leftovers.STATISTICS / f"tok{SUFFIX}"
+    build([np.array([1, 2] * 9, dtype=np.uint32)], sound, "tok", 9, "", 1 << 20)
+    leftovers.clean(db, folder)
+    assert not path.exists() and StatisticsTable(sound).meta["tokenizer"] == "tok"
+
+
+def test_a_partial_file_with_tables_is_deleted(db: Database, folder: Path) -> None:
+    path = partial(folder, b"")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE grams (key INTEGER PRIMARY KEY, followers BLOB)")
+    connection.close()
+    leftovers.clean(db, folder)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_build_under_way_stays_and_a_killed_one_goes(
+    db: Database, folder: Path, killed: bool
+) -> None:
+    place = folder / leftovers.STATISTICS
+    target = place / f"tok{SUFFIX}"
+    command = [sys.executable, "-c", BUILDER, str(target)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as child:  # type: ignore[call-overload]
+        assert child.stdout.readline() == "writing\n"
+        leftovers.clean(db, folder)
+        (path,) = place.iterdir()
+        assert path.name.endswith(".partial")
+        if killed:
+            child.kill()
+            child.wait()
+            leftovers.clean(db, folder)
+            assert list(place.iterdir()) == []
+        else:
+            out, _ = child.communicate("\n")
+            assert out == "done\n" and child.returncode == 0
+            assert [path.name for path in place.iterdir()] == [target.name]
+
+
+def test_uploads_that_nobody_read_are_deleted_when_they_are_old(db: Database, folder: Path) -> None:
+    old, new = (folder / leftovers.UPLOADS / name / "file.json" for name in ("old", "new"))
+    for path in (old, new):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    before = time.time() - leftovers.UPLOAD_SECONDS - 60
+    os.utime(old, (before, before))
+    leftovers.clean(db, folder)
+    assert not old.exists() and new.exists()
+
+
+def test_there_need_not_be_any_folder(db: Database, tmp_path: Path) -> None:
+    leftovers.clean(db, tmp_path / "none")

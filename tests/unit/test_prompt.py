@@ -1,0 +1,321 @@
+"""Chat: what a second turn takes over from the first, and what is dropped when it grows long."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.backends.base import common_prefix
+from engine.backends.toy import END, ToyBackend
+from engine.errors import PromptError
+from engine.prompt import BLOCKS, Chat, splice
+from engine.settings import Drafting, Generation, Sampling
+from engine.types import Message, Prefill, Step
+
+
+class Merging(ToyBackend):
+    """A toy whose tokenizer merges pairs: "th" is one token, but a model may say "t", "h" too."""
+
+    PAIRS = {300: b"th", 301: b"he", 302: b"ab"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, vocabulary_size=303)
+
+    def tokenize(self, text: str) -> list[int]:
+        tokens = super().tokenize(text)
+        for merged, pair in self.PAIRS.items():
+            at = 0
+            while at < len(tokens) - 1:
+                if tokens[at : at + 2] == list(pair):
+                    tokens[at : at + 2] = [merged]
+                at += 1
+        return tokens
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return super().detokenize([b for t in tokens for b in self.PAIRS.get(t, [t])])
+
+
+def say(
+    chat: Chat, messages: list[Message], seed: int = 0, stop: tuple[str, ...] = (), most: int = 30
+) -> tuple[Prefill, str, list[int], str | None]:
+    """One turn: the prefill, the answer's text and tokens, and why it ended."""
+    generation = Generation(Sampling(temperature=1.5, seed=seed), max_tokens=most, stop=stop)
+    first, *events = chat.reply(chat.prompt(messages), [], generation, Drafting())
+    assert isinstance(first, Prefill)
+    steps = [event for event in events if isinstance(event, Step)]
+    tokens = [token for step in steps for token in step.tokens]
+    text = "".join(token.text for token in tokens)
+    return first, text, [token.id for token in tokens], steps[-1].finish
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+@pytest.mark.parametrize("backend", [ToyBackend, Merging])
+def test_a_second_turn_prefills_only_its_new_words(backend: type[ToyBackend]) -> None:
+    """Also when the first answer ended at its length, in the middle of a word or of a character."""
+    ends: list[str | None] = []
+    for seed in range(100):
+        chat, messages = Chat(backend()), [user("tell me the ab")]
+        _, text, _, finish = say(chat, messages, seed)
+        if text != text.strip():
+            continue  # the template trims answers, so their tokens are others
+        known = list(chat.tokens)
+        messages += [Message("assistant", text), user("the next thing")]
+        prefill, *_ = say(chat, messages, seed + 1)
+        new = "<|user|>the next thing<|end|><|assistant|>"
+        new = new if finish == "eos" else f"<|end|>{new}"
+        ends.append(finish)
+        assert prefill.tokens == len(known) + len(chat.backend.tokenize(new))
+        # The last token of a run is emitted but never in the cache.
+        assert prefill.reused == len(known) - 1
+    assert ends.count("eos") > 5 < ends.count("length")
+
+
+def test_a_long_history_does_not_make_the_next_turn_dearer() -> None:
+    chat, messages, fresh = Chat(Merging()), [], []
+    for turn in range(12):
+        messages.append(user(f"the question {turn:02}"))
+        prefill, text, tokens, finish = say(chat, messages, seed=1000 + turn, stop=("q",))
+        messages.append(Message("assistant", text))
+        if turn:
+            fresh.append(prefill.tokens - prefill.reused)
+    assert max(fresh) < 100 < len(chat.tokens)
+
+
+def test_tokens_that_are_not_canonical_are_taken_over() -> None:
+    """The model said "t", "h"; the tokenizer would say "th", and the cache would be worthless."""
+    chat = Chat(Merging())
+    prompt = chat.prompt([user("go")])
+    chat.tokens = [*prompt, *b"the ab", END]
+    following = chat.prompt([user("go"), Message("assistant", "the ab"), user("the end")])
+    assert following[: len(chat.tokens)] == chat.tokens
+    assert following[len(chat.tokens) :] == chat.backend.tokenize(
+        "<|user|>the end<|end|><|assistant|>"
+    )
+    assert 300 in following[len(chat.tokens) :]
+
+
+def test_an_edited_message_keeps_what_comes_before_it() -> None:
+    chat = Chat(Merging())
+    first = [user("the first"), Message("assistant", "ab")]
+    chat.tokens = [*chat.backend.tokenize(chat.backend.render(first[:1])), 97, 98, END]
+    kept = len(chat.tokens)
+    chat.tokens += chat.backend.tokenize("<|user|>the second<|end|><|assistant|>") + [104, 105, END]
+    edited = chat.prompt([*first, user("the third")])
+    assert edited[:kept] == chat.tokens[:kept]
+    assert chat.backend.detokenize(edited) == chat.backend.render([*first, user("the third")])
+
+
+def test_regenerating_takes_over_the_prompt() -> None:
+    chat = Chat(Merging())
+    messages = [user("the ab")]
+    _, first, *_ = say(chat, messages, seed=1)
+    prompt = list(chat.tokens[: len(chat.prompt(messages, known=()))])
+    prefill, second, *_ = say(chat, messages, seed=1)
+    assert prefill.reused == len(prompt) - 1 and second == first
+
+
+def test_another_conversation_starts_from_its_own_words() -> None:
+    chat = Chat(ToyBackend())
+    say(chat, [user("one thing")])
+    assert chat.prompt([user("another")]) == chat.backend.tokenize(
+        "<|user|>another<|end|><|assistant|>"
+    )
+    assert chat.prompt([user("another")], known=()) == chat.prompt([user("another")])
+
+
+def test_tokens_of_a_reply_that_was_left_are_those_that_were_seen() -> None:
+    chat = Chat(ToyBackend())
+    prompt = chat.prompt([user("x")])
+    events = chat.reply(prompt, [], Generation(Sampling(0.0), max_tokens=30), Drafting())
+    seen = [next(events), next(events), next(events)]
+    events.close()  # type: ignore[attr-defined]
+    tokens = [token.id for event in seen if isinstance(event, Step) for token in event.tokens]
+    assert chat.tokens == [*prompt, *tokens]
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(
+    st.lists(st.sampled_from([97, 98, 116, 104, 101, END, 257, 300, 301, 302, 0xE2, 0x82, 0xAC])),
+    st.text(alphabet="abthe€ ", max_size=12),
+    st.integers(0, 30),
+)
+def test_spliced_tokens_always_read_as_the_text(known: list[int], more: str, cut: int) -> None:
+    backend = Merging()
+    text = backend.detokenize(known)
+    for wanted in (text + more, text[:cut] + more, more):
+        tokens = splice(backend, wanted, known)
+        assert backend.detokenize(tokens) == wanted
+
+
+class Prefixing(ToyBackend):
+    """Like a tokenizer that begins every text with a space, which reading drops again."""
+
+    def tokenize(self, text: str) -> list[int]:
+        return super().tokenize(f" {text}")
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return super().detokenize(tokens).removeprefix(" ")
+
+
+def test_a_tokenizer_that_would_add_a_space_at_the_seam_starts_afresh() -> None:
+    backend = Prefixing()
+    known = backend.tokenize("<|user|>hi")
+    tokens = splice(backend, "<|user|>hi there", known)
+    assert tokens == backend.tokenize("<|user|>hi there")
+    assert backend.detokenize(tokens) == "<|user|>hi there"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [user("")],
+        [user(" \n\t ")],
+        [Message("system", "be kind")],
+        [user("a"), Message("assistant", "b")],
+        [user("a"), Message("assistant", "b"), user(" ")],
+    ],
+)
+def test_nothing_to_answer(messages: list[Message]) -> None:
+    with pytest.raises(PromptError, match="empty"):
+        Chat(ToyBackend()).prompt(messages)
+
+
+def history(turns: int, system: bool = False) -> list[Message]:
+    messages = [Message("system", "be kind")] if system else []
+    for turn in range(turns):
+        messages += [user(f"question {turn:03}"), Message("assistant", f"answer {turn:03}")]
+    return [*messages, user("last")]
+
+
+def kept(messages: list[Message], dropped: int) -> list[Message]:
+    head = messages[:1] if messages[0].role == "system" else []
+    return [*head, *messages[len(head) + dropped :]]
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_the_oldest_exchanges_are_dropped_and_the_system_prompt_stays(system: bool) -> None:
+    chat = Chat(ToyBackend(context_length=400))
+    messages = history(30, system)
+    prompt, dropped = chat.fit(messages)
+    assert dropped > 0 and dropped % 2 == 0
+    assert prompt == chat.prompt(kept(messages, dropped)) and len(prompt) <= 300
+    block, largest = 300 // BLOCKS, len(chat.prompt(history(1)))
+    fewer = chat.prompt(kept(messages, dropped - 2))
+    assert len(fewer) > 300 or len(prompt) > 300 - block - largest, "a block is dropped, no more"
+
+
+def goes_on(chat: Chat, messages: list[Message], prompt: list[int]) -> None:
+    """The prompt is answered, and something else is said."""
+    chat.tokens = [*prompt, *f"answer {len(messages):03}".encode(), END]
+    said = [Message("assistant", f"answer {len(messages):03}"), user(f"more {len(messages):03}")]
+    messages += said
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_a_conversation_that_outgrows_the_context_seldom_reads_its_prompt_again(
+    system: bool,
+) -> None:
+    """Turns begin with the tokens of the turn before, but where another block is left out."""
+    chat = Chat(ToyBackend(context_length=1200))
+    again, cuts, turns = list[int](), list[int](), 120
+    messages = history(10, system)
+    for _ in range(turns):
+        prompt, dropped = chat.fit(messages)
+        again.append(len(prompt) - common_prefix(chat.tokens, prompt))
+        cuts.append(dropped)
+        goes_on(chat, messages, prompt)
+    exchange = len(chat.prompt(history(1)))
+    whole = [tokens for tokens in again if tokens > 2 * exchange]
+    assert cuts == sorted(cuts) and cuts[-1] > 100
+    assert len(whole) <= len(set(cuts)) <= 2 + BLOCKS * turns * exchange // 900
+    assert sum(again) < 4 * turns * exchange + 900, "not the whole prompt turn after turn"
+
+
+class Counting(ToyBackend):
+    """Counts the characters that are tokenized and the texts that are made of conversations."""
+
+    def __init__(self, context_length: int = 4096) -> None:
+        super().__init__(context_length)
+        self.characters = self.renders = 0
+
+    def tokenize(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return list(text.encode()) if "<|" not in text else super().tokenize(text)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        self.renders += 1
+        return super().render(messages)
+
+
+def test_a_turn_tokenizes_what_is_new_and_no_more() -> None:
+    chat = Chat(Counting(context_length=20_000))
+    backend = chat.backend
+    assert isinstance(backend, Counting)
+    messages = history(5)
+    for _ in range(60):
+        backend.characters = backend.renders = 0
+        chat.check(messages[-1].content)
+        prompt, dropped = chat.fit(messages)
+        new = len(backend.detokenize(prompt[common_prefix(chat.tokens, prompt) :]))
+        assert not dropped and backend.characters == new and backend.renders == 2
+        goes_on(chat, messages, prompt)
+
+
+@pytest.mark.parametrize("turns", [80, 320, 1280])
+def test_the_work_to_fit_a_conversation_does_not_grow_with_its_square(turns: int) -> None:
+    chat = Chat(Counting(context_length=1200))
+    backend = chat.backend
+    assert isinstance(backend, Counting)
+    messages = history(turns)
+    _, dropped = chat.fit(messages)
+    whole = len(backend.render(messages))
+    assert dropped and backend.characters < 2 * whole + 3 * 1200 and backend.renders <= 6
+    backend.characters = backend.renders = 0
+    more = [*messages, Message("assistant", "and so on"), user("more")]
+    chat.fit(more)
+    assert backend.characters < 5 * 1200 and backend.renders <= 6, "the old ones are known"
+
+
+def test_what_fits_is_left_alone() -> None:
+    messages, chat = history(3, system=True), Chat(ToyBackend())
+    assert chat.fit(messages) == (chat.prompt(messages), 0)
+
+
+def test_a_long_context_keeps_256_tokens_free() -> None:
+    chat = Chat(ToyBackend(context_length=4096))
+    prompt, dropped = chat.fit(history(300))
+    block = (4096 - 256) // BLOCKS
+    assert dropped and 4096 - 256 - block - 60 < len(prompt) <= 4096 - 256
+
+
+def test_a_last_message_that_leaves_little_room_is_still_answered() -> None:
+    chat = Chat(ToyBackend(context_length=200))
+    text = "x" * (200 - 3 - 1)
+    prompt, dropped = chat.fit([*history(2)[:-1], user(text)])
+    assert (prompt, dropped) == (chat.prompt([user(text)]), 4)
+    assert len(prompt) == 199
+
+
+def test_a_last_message_that_is_too_long_is_refused_with_both_numbers() -> None:
+    chat = Chat(ToyBackend(context_length=1200))
+    with pytest.raises(PromptError, match=r"1,503 tokens.*1,200"):
+        chat.fit([*history(2)[:-1], user("x" * 1500)])
+    with pytest.raises(PromptError, match=r"1,503 tokens.*1,200"):
+        chat.check("x" * 1500)
+    with pytest.raises(PromptError, match="empty"):
+        chat.check(" ")
+    chat.check("x" * 1100)
+
+
+def test_a_long_system_prompt_and_a_short_message() -> None:
+    chat = Chat(ToyBackend(context_length=100))
+    messages = [Message("system", "s" * 80), user("a"), Message("assistant", "b"), user("c")]
+    prompt, dropped = chat.fit(messages)
+    assert (prompt, dropped) == (chat.prompt([messages[0], messages[-1]]), 2)

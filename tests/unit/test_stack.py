@@ -1,0 +1,563 @@
+"""Stacks of draft models: a level's tokens, cache, room and credit; whether the top leads."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from engine.backends.base import Backend, Filled
+from engine.backends.scores import LogitScores
+from engine.backends.toy import (
+    CHUNK,
+    END,
+    VOCABULARY,
+    ToyBackend,
+    deviating,
+    toy_logits,
+)
+from engine.decode import never
+from engine.drafting.base import Drafter, Likely
+from engine.drafting.budget import Budget
+from engine.drafting.costs import LARGEST, CostCurve
+from engine.hsd.family import Family
+from engine.hsd.stack import LAG, Level, Stack
+from engine.sampling import Floats
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree
+from engine.types import CONTEXT, DRAFT, RULES, STACK, Rule, Step, Work
+from engine.verify import Match, verifier
+from tests.exhaustive.test_lossless import (
+    DEVIATIONS,
+    PROMPT,
+    Adversary,
+    Stated,
+    Strict,
+    assert_lossless,
+    events_of,
+    generation,
+    made_up,
+    plain_toy,
+    tokens_of,
+)
+
+STACKS = [names for depth in (1, 2, 3) for names in combinations(DEVIATIONS, depth)]
+FIXED = Drafting(budget="fixed")
+
+
+def toy_models(names: Sequence[str] = tuple(DEVIATIONS), context: int = 4096) -> dict[str, Strict]:
+    return {name: Strict(context, name, deviating(DEVIATIONS[name])) for name in names}
+
+
+def stacked(
+    models: Mapping[str, Backend],
+    batches: Sequence[int],
+    sampling: Sampling,
+    rule: Rule = "match",
+    below: Drafter | None = None,
+    vocabulary: int | None = None,
+) -> list[Level]:
+    """The levels of a stack, the smallest first."""
+    vocabulary = vocabulary or min(model.info.vocabulary_size for model in models.values())
+    levels: list[Level] = []
+    for number, (name, backend) in enumerate(models.items(), start=1):
+        at_work = verifier(rule, sampling.seed, number, vocabulary)
+        batch = batches[number - 1]
+        below = Level(name, backend, batch, sampling, at_work, vocabulary, below)
+        levels.append(below)
+    return levels
+
+
+def stack_of(models: Mapping[str, Backend], batches: Sequence[int], sampling: Sampling) -> Stack:
+    return Stack(stacked(models, batches, sampling)[-1], 2.0, 0.0)
+
+
+def ids(steps: Sequence[Step]) -> list[int]:
+    return [token.id for token in tokens_of(steps)]
+
+
+def drafted_by_models(steps: Sequence[Step]) -> int:
+    return sum(token.source.startswith(DRAFT) for token in tokens_of(steps))
+
+
+# One level: its tokens, its cache, its room, its credit.
+
+
+def plenty(depth: int = 40, nodes: int = LARGEST) -> Budget:
+    return Budget(Drafting(nodes=nodes, budget="fixed"), depth, VOCABULARY)
+
+
+def grown(
+    level: Level, tokens: Sequence[int], budget: Budget | None = None
+) -> tuple[Tree, Mapping[str, Work]]:
+    tree = Tree(tokens[-1])
+    return tree, level.grow(tree, tokens, budget or plenty())
+
+
+def said_by(logits: Callable[[tuple[int, ...]], Floats], wanted: Generation, text: Sequence[int]):
+    """What a model says after a text by itself."""
+    return tuple(ids(events_of(ToyBackend(logits=logits), text, wanted)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("names", STACKS, ids="/".join)
+def test_caches_hold_what_was_decided_and_own_drafts(names: tuple[str, ...], rule: Rule) -> None:
+    """Whatever is kept of a draft, and however much others add to it before the next one."""
+    draw, sampling = random.Random(7), Sampling(1.0, seed=4)
+    levels = stacked(toy_models(names), (3, 2, 4), sampling, rule)
+    top, tokens = levels[-1], list(PROMPT)
+    top.observe(tokens, len(tokens), None)
+    for _ in range(60):
+        tree, _ = grown(top, tokens, plenty(draw.randrange(1, 9)))
+        path = tree.path(len(tree))
+        for level in levels:
+            backend = level.backend
+            assert isinstance(backend, ToyBackend) and backend.cache == level.cached
+            assert level.cached[: len(tokens) - 1] == tokens[:-1]
+        known = min(len(top.cached), len(tokens) + len(path))
+        assert top.cached[:known] == [*tokens, *path][:known]
+        if rule == "match":
+            wanted = Generation(sampling, max(1, len(path)))
+            assert path == said_by(deviating(DEVIATIONS[names[-1]]), wanted, tokens)[: len(path)]
+        new = [*path[: draw.randrange(len(path) + 1)]]
+        new += [draw.randrange(97, 123) for _ in range(draw.choice((1, 1, 2, LAG + 4)))]
+        tokens += new
+        top.observe(tokens, len(new), None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_cache_lacks_may_be_read_before_or_with_the_drafts(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, prefills = [], []
+    for lag in (0, 1, LAG, 1000):
+        monkeypatch.setattr("engine.hsd.stack.LAG", lag)
+        draw, sampling, paths = random.Random(3), Sampling(temperature, seed=1), []
+        levels, tokens = stacked(toy_models(), (3, 2, 4), sampling), list(PROMPT)
+        levels[-1].observe(tokens, len(tokens), None)
+        calls: list[int] = []
+        for level in levels:
+            monkeypatch.setattr(level.backend, "prefill", counted(level.backend, calls))
+        for _ in range(40):
+            tree, _ = grown(levels[-1], tokens)
+            paths.append(tree.path(len(tree)))
+            tokens += paths[-1][: draw.randrange(3)]
+            tokens += draw.choices(range(97, 123), k=draw.randrange(1, 30))
+        found.append(paths)
+        prefills.append(len(calls))
+    assert found[0] == found[1] == found[2] == found[3]
+    assert prefills[0] > prefills[2] > prefills[3] > 0
+
+
+def counted(backend: Backend, calls: list[int]) -> Callable[..., Filled]:
+    """The prefill of a backend, each call of which is written down."""
+    prefill = backend.prefill
+
+    def noted(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        calls.append(len(tokens))
+        return prefill(tokens, cancelled)
+
+    return noted
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_level_never_takes_more_room_than_there_is(rule: Rule) -> None:
+    lengths = set()
+    for depth in (0, 1, 2, 3, 7, 20):
+        for nodes in (0, 1, 2, 5, 9):
+            for there in (0, 1, 4):
+                level = stacked(toy_models(), (4, 3, 6), Sampling(0.7), rule)[-1]
+                tree = Tree(PROMPT[-1])
+                for token in range(there):
+                    tree.add(0, token, CONTEXT)
+                level.grow(tree, PROMPT, plenty(depth, nodes))
+                longest = max(0, min(depth, nodes - there))
+                assert len(tree) - there <= longest and max(tree.depths) <= max(there > 0, longest)
+                assert len(tree) - there >= min(longest, 6)
+                lengths.add(len(tree) - there)
+    assert lengths >= {0, 1, 2, 3, 5, 7}
+
+
+def test_a_level_gathers_its_batch_and_hands_up_what_the_last_round_said() -> None:
+    for batch in (1, 2, 5, 9):
+        alone = stacked(toy_models(["mid"]), [batch], Sampling(0.0))[-1]
+        assert len(grown(alone, PROMPT)[0]) == batch
+    lengths = set()
+    for seed in range(20):
+        top = stacked(toy_models(("small", "mid")), (4, 6), Sampling(0.7, seed=seed))[-1]
+        lengths.add(len(grown(top, PROMPT)[0]))
+    assert min(lengths) >= 6 and 6 < max(lengths) <= 10
+
+
+def ending(at: int) -> Callable[[tuple[int, ...]], Floats]:
+    """A model that counts up, and ends its answer after token `at`."""
+
+    def logits(suffix: tuple[int, ...]) -> Floats:
+        found = toy_logits(()) * 0
+        found[END if suffix[-1] == at else suffix[-1] + 1] = 30.0
+        return found
+
+    return logits
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_end_token_ends_the_chain(depth: int, rule: Rule) -> None:
+    models = {str(n): ToyBackend(name=str(n), logits=ending(104)) for n in range(depth)}
+    top = stacked(models, (4, 6, 9), Sampling(0.7), rule)[-1]
+    for start in (101, 103, 104):
+        tree, _ = grown(top, [1, start])
+        assert tree.path(len(tree)) == (*range(start + 1, 105), END)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_tokens_beyond_the_common_vocabulary_are_not_handed_up(rule: Rule) -> None:
+    """By the rule "match" the chain ends before them, by "rejection" they are not drawn."""
+    for seed in range(20):
+        top = stacked(toy_models(("small", "mid")), (4, 8), Sampling(1.5, seed=seed), rule,
+                      vocabulary=115)[-1]  # fmt: skip
+        tree, _ = grown(top, PROMPT)
+        assert max(tree.tokens[1:], default=0) < 115
+        assert (len(tree) >= 8) or rule == "match"
+        assert all(law.size == 115 for law in tree.laws.values())
+        assert set(tree.laws) == (set() if rule == "match" else {*range(1, len(tree) + 1)})
+
+
+def test_a_token_is_credited_to_the_lowest_that_said_it() -> None:
+    same = deviating(1.0)
+    models = {"small": ToyBackend(logits=same), "mid": ToyBackend(logits=same)}
+    top = stacked(models, (3, 3), Sampling(0.7, seed=2))[-1]
+    tree, work = grown(top, PROMPT)
+    assert tree.sources[1:] == ["draft:small"] * 3 + ["draft:mid"]
+    assert set(work) == {"draft:small", "draft:mid"}
+    wanted = generation(0.7, 2, 4)
+    truth = [*PROMPT, *said_by(same, wanted, PROMPT)]
+    database = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 1])], CONTEXT)
+    models = {"small": ToyBackend(logits=same)}
+    top = stacked(models, [4], Sampling(0.7, seed=2), below=database)[-1]
+    tree, work = grown(top, PROMPT)
+    assert tree.sources[1:] == [CONTEXT, "draft:small"] * 2
+    assert tree.match_lengths[1:] == [1, 0, 1, 0] and tree.path(4) == tuple(truth[-4:])
+    assert set(work) == {"draft:small"} and work["draft:small"][1:] == (2, 2, 2)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("names", STACKS, ids="/".join)
+def test_work_counts_every_forward_and_what_was_handed_up(names: tuple[str, ...], rule: Rule):
+    models = toy_models(names)
+    for seed in range(8):
+        top = stacked(models, (3, 2, 5), Sampling(0.7, seed=seed), rule)[-1]
+        for model in models.values():
+            model.forwards = 0
+        tree, work = grown(top, PROMPT, plenty(9))
+        assert set(work) == {DRAFT + name for name in names}
+        lowest, *others = (work[DRAFT + name] for name in names)
+        for model, done in zip(models.values(), (lowest, *others), strict=True):
+            assert done.forwards == model.forwards > 0 and done.seconds > 0
+        assert (lowest.drafted, lowest.accepted) == (0, 0)
+        handed = lowest.forwards
+        for done in others:
+            assert 0 <= done.accepted <= done.drafted <= handed
+            handed = done.accepted + done.forwards
+        assert len(tree) <= handed, "each round adds one to what is accepted"
+
+
+def test_a_level_reads_the_prompt_at_once_and_what_follows_later() -> None:
+    model = Strict()
+    level = stacked({"small": model}, [3], Sampling(0.0))[-1]
+    level.observe(PROMPT, len(PROMPT), None)
+    assert model.cache == level.cached == list(PROMPT[:-1]) and model.forwards == 0
+    level.observe([*PROMPT, 5, 6], 2, None)
+    level.finish([*PROMPT, 5, 6], 2)
+    assert model.cache == list(PROMPT[:-1]) and model.forwards == 0
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stop_ends_the_reading_of_draft_models(rule: Rule, read: int) -> None:
+    """Each stops within one of its forwards, drafts nothing, and reads on when asked again."""
+    prompt = [97 + at % 26 for at in range(6 * CHUNK)]
+    for names in STACKS:
+        models, left = toy_models(names), iter([False] * read)
+        profile = made_up([*DEVIATIONS, "toy"])
+        family = Family(ToyBackend(), models, profile)
+        plan = "/".join(f"{name}@3" for name in names)
+        chosen = family.plan(plan, rule)
+        stack = family.stack(chosen, Sampling(), rule, None, partial(next, left, True))
+        stack.observe(prompt, len(prompt), None)
+        held = [len(model.cache) for model in models.values()]
+        assert sum(held) == read * CHUNK < len(prompt)
+        tree, _ = grown(stack.top, prompt)
+        assert not len(tree) and not any(model.forwards for model in models.values())
+        again = family.stack(chosen, Sampling(), rule, None)
+        again.observe(prompt, len(prompt), None)
+        fresh = Family(ToyBackend(), toy_models(names), profile).stack(
+            chosen, Sampling(), rule, None
+        )
+        fresh.observe(prompt, len(prompt), None)
+        paths = [grown(each.top, prompt)[0] for each in (again, fresh)]
+        assert paths[0].tokens == paths[1].tokens and len(paths[0]) >= 3
+
+
+def test_a_level_whose_reading_was_stopped_reads_again_before_it_drafts() -> None:
+    """Whatever its flag says by then: what its cache holds is not what it was told of."""
+    model, asked = Strict(), iter([False, False, True])
+    level = Level(
+        "small", model, 3, Sampling(0.0), Match(), VOCABULARY, cancelled=lambda: next(asked, False)
+    )
+    first = [*PROMPT[:20], *PROMPT]
+    level.observe(first, len(first), None)
+    other = [97 + at % 26 for at in range(3 * CHUNK)]
+    level.observe(other, len(other), None)
+    assert model.cache == other[:CHUNK]
+    for prompt in (first, other):
+        tree, _ = grown(level, prompt)
+        alone = stacked({"small": Strict()}, [3], Sampling(0.0))[-1]
+        assert tree.tokens == grown(alone, prompt)[0].tokens and model.cache == level.cached
+
+
+def test_a_level_knows_nothing_of_what_another_one_has_read() -> None:
+    model = Strict()
+    model.prefill(PROMPT, never)
+    short = list(b"once")
+    tree, _ = grown(stacked({"small": model}, [3], Sampling(0.0))[-1], short)
+    alone = stacked({"small": Strict()}, [3], Sampling(0.0))[-1]
+    assert tree.tokens == grown(alone, short)[0].tokens
+
+
+def test_a_level_stays_within_the_room_of_its_model() -> None:
+    class Narrow(Strict):
+        def room(self, length: int) -> int | None:
+            return 30 - length
+
+    for length in (20, 28, 29, 30):
+        level = stacked({"small": Narrow()}, [3], Sampling(0.0))[-1]
+        tree, _ = grown(level, [*PROMPT, *PROMPT][:length])
+        assert len(tree) == min(3, 30 - length)
+
+
+def test_the_drafter_below_reads_the_prompt_and_hears_what_was_said_after_it() -> None:
+    heard: list[tuple[tuple[int, ...], int]] = []
+
+    class Listener(Adversary):
+        def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+            heard.append((tuple(tokens), new))
+
+    top = stacked({"small": Strict()}, [4], Sampling(0.0), below=Listener(lambda tokens: []))[-1]
+    top.observe(PROMPT, len(PROMPT), None)
+    tree, _ = grown(top, PROMPT)
+    path = tree.path(4)
+    assert heard[0] == (PROMPT, len(PROMPT))
+    assert heard[1:] == [((*PROMPT, *path[:n]), 1) for n in (1, 2, 3, 4)]
+
+
+def test_a_levels_time_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("engine.hsd.stack.perf_counter", lambda: now[0])
+
+    class Slow(ToyBackend):
+        def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+            now[0] += 1.0 if self.info.name == "small" else 10.0
+            return super().score(tree, sampling)
+
+    models = {name: Slow(name=name) for name in ("small", "mid")}
+    _, work = grown(stacked(models, (3, 8), Sampling(0.7))[-1], PROMPT)
+    for name, seconds in (("small", 1.0), ("mid", 10.0)):
+        done = work[DRAFT + name]
+        assert done.seconds == seconds * done.forwards > 0
+
+
+def test_what_is_drafted_for_a_model_heeds_its_costs_and_its_room() -> None:
+    budgets: list[Budget] = []
+
+    class Listener(Adversary):
+        def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+            budgets.append(budget)
+            return super().grow(tree, tokens, budget)
+
+    costs, below = flat(), Listener(lambda tokens: [])
+    top = Level("small", Strict(), 9, Sampling(0.0), Match(), 200, below, costs)
+    grown(top, PROMPT, plenty(3))
+    assert [budget.depth for budget in budgets] == [3, 2, 1]
+    assert all(budget.costs is costs and budget.vocabulary == 200 for budget in budgets)
+
+
+# Whether the top leads, or the databases.
+
+
+class Top:
+    """The top of a stack as the choice sees it: a chain of `batch`, after `seconds`."""
+
+    batch = 4
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.now, self.asked = seconds, 0.0, 0
+        self.heard: list[tuple[str, int]] = []
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        self.asked += 1
+        self.now += self.seconds
+        row = 0
+        for token in range(self.batch):
+            row = tree.add(row, token, "draft:top")
+        return {"draft:top": Work(self.seconds, self.batch)}
+
+    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        self.heard.append(("observe", new))
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        self.heard.append(("finish", new))
+
+
+def stack_on(
+    top: Top, tokens: float, seconds: float, monkeypatch: pytest.MonkeyPatch | None = None
+) -> Stack:
+    if monkeypatch is not None:
+        monkeypatch.setattr("engine.hsd.stack.perf_counter", lambda: top.now)
+    level: Any = top
+    return Stack(level, tokens, seconds)
+
+
+def flat(extra: float = 0.0) -> CostCurve:
+    """Every forward takes a second, one over a draft `extra` more."""
+    return Stated({0: 1.0, 1: 1.0 + extra, LARGEST: 1.0 + extra})
+
+
+def leads(
+    stack: Stack,
+    nodes: int = 0,
+    likely: float = 1.0,
+    costs: CostCurve | None = None,
+    due: str = "",
+) -> bool:
+    """Whether the stack drafts behind so many nodes of databases."""
+    budget, tree = Budget(Drafting(threshold=0.0), 20, VOCABULARY, costs, due), Tree(0)
+    for token in range(nodes):
+        tree.add(0, token, CONTEXT)
+        budget.added(len(tree), likely)
+    return bool(stack.grow(tree, [0], budget))
+
+
+def test_without_costs_the_stack_drafts_where_the_databases_did_not() -> None:
+    for nodes in (0, 1, 0, 5, 0):
+        assert leads(stack_on(Top(), 9.0, 0.0), nodes) == (nodes == 0)
+        assert leads(stack_on(Top(), 0.1, 99.0), nodes) == (nodes == 0)
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(3.0, 0.1), (1.0, 9.0)])
+def test_a_stack_that_is_asked_drafts_where_nobody_else_did(tokens: float, seconds: float) -> None:
+    """Whether it pays at all was asked before: engine/drafting/controller.py."""
+    assert leads(stack_on(Top(), tokens, seconds), costs=flat())
+    assert leads(stack_on(Top(), tokens, seconds))
+
+
+def test_a_stack_that_is_due_drafts_whatever_is_expected_of_it() -> None:
+    for due in ("", STACK):
+        assert leads(stack_on(Top(), 1.0, 9.0), 4, 0.9, flat(), due) == bool(due)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "likely", "seconds", "pays"),
+    [
+        (1, 0.5, 0.9, True),
+        (1, 0.5, 1.1, False),
+        (2, 0.5, 0.4, True),
+        (2, 0.5, 0.6, False),
+        (4, 0.9, 0.0, False),
+    ],
+)
+def test_a_stack_drafts_where_it_beats_what_the_databases_found(
+    nodes: int, likely: float, seconds: float, pays: bool
+) -> None:
+    assert leads(stack_on(Top(), 3.0, seconds), nodes, likely, flat()) == pays
+
+
+def test_the_drafts_that_lose_are_dropped() -> None:
+    for seconds, sources in ((0.4, {"draft:top"}), (0.6, {CONTEXT})):
+        tree, budget = Tree(0), Budget(Drafting(threshold=0.0), 20, VOCABULARY, flat())
+        for token in (0, 9):
+            tree.add(0, token, CONTEXT)
+            budget.added(len(tree), 0.5)
+        stack_on(Top(), 3.0, seconds).grow(tree, [0], budget)
+        assert {*tree.sources[1:]} == sources
+
+
+def test_a_stack_that_has_nothing_to_say_costs_nobody_a_draft() -> None:
+    """As when the context of its top is full: the others' drafts stay, and nothing is learned."""
+    short = toy_models(["mid"], len(PROMPT))
+    stack = Stack(stacked(short, [3], Sampling(0.0))[-1], 9.0, 0.0)
+    tree = Tree(PROMPT[-1])
+    tree.add(0, 97, CONTEXT)
+    for _ in range(3):
+        stack.grow(tree, PROMPT, Budget(Drafting(), 20, VOCABULARY, flat()))
+        stack.observe(PROMPT, 2, None)
+    assert tree.path(1) == (97,) and (stack.tokens, stack.seconds) == (9.0, 0.0)
+
+
+def test_a_stack_learns_what_a_draft_takes_and_what_it_is_worth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prediction counts for a while, then what was seen; and it follows the text."""
+    top = Top(seconds=0.25)
+    stack = stack_on(top, 5.0, 8.0, monkeypatch)
+    for new in [3] * 100:
+        leads(stack)
+        stack.observe([0], new, None)
+    assert stack.seconds == pytest.approx(0.25, abs=0.5) and stack.tokens == pytest.approx(
+        3, abs=0.2
+    )
+    before = stack.tokens
+    leads(stack)
+    stack.observe([0], 1, None)
+    assert before - 0.2 < stack.tokens < before, "one step does not turn it"
+    for _ in range(300):
+        leads(stack)
+        stack.observe([0], 1, None)
+    assert stack.tokens == pytest.approx(1.0, abs=0.01)
+    assert stack.seconds == pytest.approx(0.25, abs=0.01)
+
+
+def test_steps_without_a_draft_teach_a_stack_nothing_and_reach_the_levels() -> None:
+    top = Top()
+    stack = stack_on(top, 3.0, 0.5)
+    stack.observe([0], 40, None)
+    assert not leads(stack, nodes=2)
+    stack.observe([0], 9, None)
+    stack.finish([0], 9)
+    assert (stack.tokens, stack.seconds) == (3.0, 0.5)
+    assert top.heard == [("observe", 40), ("observe", 9), ("finish", 9)]
+
+
+def dear_stack(logits: Callable[[tuple[int, ...]], Floats] = toy_logits) -> list[float]:
+    """Whether draft models drafted in the steps of some answers, where a node costs a forward."""
+    found, costs = list[float](), Stated({0: 1.0, 63: 64.0})
+    for seed in range(4):
+        wanted = Generation(Sampling(1.0, seed=seed), 1500)
+        models = toy_models()
+        fast = events_of(
+            ToyBackend(), PROMPT, wanted, [stack_of(models, (3, 2, 4), wanted.sampling)],
+            Drafting(), costs=costs,
+        )  # fmt: skip
+        assert_lossless(plain_toy(wanted), fast)
+        found += [bool(step.levels) for step in fast]
+    return found
+
+
+def test_where_nothing_pays_the_draft_models_are_left_alone() -> None:
+    """But for probes: a plan that was wrong costs next to nothing, and less in the next answer."""
+    drafted = dear_stack()
+    half = len(drafted) // 2
+    assert 0 < sum(drafted[half:]) <= sum(drafted[:half]) < half / 16
+
+
+def test_draft_models_that_back_off_leave_a_prompt_unread_until_they_draft() -> None:
+    model = toy_models(["mid"])
+    wanted, costs = Generation(Sampling(0.0), 400), Stated({0: 1.0, 63: 1.0})
+    costs.gate.gains[STACK].backoff = costs.gate.gains[STACK].wait = 100
+    stack = stack_of(model, [3], wanted.sampling)
+    fast = events_of(ToyBackend(), PROMPT, wanted, [stack], Drafting(), costs=costs)
+    assert_lossless(plain_toy(wanted), fast)
+    first = next(at for at, step in enumerate(fast) if step.levels)
+    assert first == 100 and stack.top.held

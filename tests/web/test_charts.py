@@ -1,0 +1,218 @@
+"""The charts hold the run's own numbers, in the one palette."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from app.service.comparison import Progress, Timed
+from app.web import charts
+from app.web.colors import INK, INKS, PLAIN
+from app.web.tabs import compare
+from engine.drafting.calibration import Calibration
+from engine.drafting.costs import LARGEST, CostCurve
+from engine.types import TARGET, Step, Token, TrustRow
+from storage.database import Database
+from storage.traces import Traces
+
+
+def step(index: int, sources: list[str], seconds: float = 0.01) -> Step:
+    tokens = tuple(Token(i, i, source) for i, source in enumerate(sources))
+    accepted = len(sources) - 1
+    return Step(
+        index,
+        tokens,
+        {"context": 2, "model": 1},
+        {"context": accepted} if accepted else {},
+        ((2, min(1, accepted)), (1, 1 if accepted > 1 else 0)),
+        verify_seconds=seconds,
+    )
+
+
+STEPS = [step(0, [TARGET]), step(1, ["context", "context", TARGET]), step(2, ["model", TARGET])]
+
+
+def test_tokens_over_time() -> None:
+    figure = charts.tokens_over_time(STEPS, [step(i, [TARGET]) for i in range(6)])
+    plain, fast = figure.data
+    assert (plain.name, fast.name) == ("plain", "accelerated")
+    assert list(fast.y) == [0, 1, 4, 6] and list(plain.y) == list(range(7))
+    assert list(fast.x) == pytest.approx([0, 0.01, 0.02, 0.03])
+    colours = [PLAIN, PLAIN, INKS["context"].colour, INKS["model"].colour]
+    assert list(fast.marker.color) == colours
+
+
+def test_accepted_lengths() -> None:
+    (bars,) = charts.accepted_lengths(STEPS).data
+    assert list(bars.x) == [1, 2, 3] and list(bars.y) == [1, 1, 1]
+
+
+def test_share_by_tier() -> None:
+    (bars,) = charts.share_by_tier(STEPS).data
+    assert dict(zip(bars.x, bars.y, strict=True)) == {
+        "Context": 33.33,
+        "Model": 16.67,
+        "Statistics": 0.0,
+        "Target": 50.0,
+    }
+    assert list(bars.marker.color) == [look.colour for look in INKS.values()]
+
+
+def test_a_draft_model_gets_its_own_bar() -> None:
+    (bars,) = charts.share_by_tier([step(0, ["draft:small", TARGET])]).data
+    assert bars.x[-1] == "Draft small" and bars.y[-1] == 50
+
+
+def test_draft_models_are_drawn_beside_the_tiers_and_their_names_are_text() -> None:
+    evil = "draft:<img src=x onerror=alert(1)>"
+    drafted = replace(step(0, [evil, TARGET]), proposed={evil: 4}, accepted={evil: 1})
+    for figure in (charts.share_by_tier([drafted]), charts.tier_rates([drafted])):
+        assert figure.data[0].x[-1] == "Draft &lt;img src=x onerror=alert(1)&gt;"
+    assert [bars.y[-1] for bars in charts.tier_rates([drafted]).data] == [4, 1]
+
+
+def test_rate_by_depth() -> None:
+    (line,) = charts.rate_by_depth(STEPS).data
+    assert list(line.x) == [1, 2] and list(line.y) == pytest.approx([33.33, 33.33])
+    assert [list(pair) for pair in line.customdata] == [[2, 6], [1, 3]]
+
+
+def test_tier_rates() -> None:
+    drafted, accepted = charts.tier_rates(STEPS).data
+    assert list(drafted.y) == [6, 3, 0] and list(accepted.y) == [3, 0, 0]
+
+
+def test_speedups_show_each_repeat_and_what_all_of_them_say() -> None:
+    figure = charts.speedups([1.5, 2.5, 2.0], 2.0)
+    assert list(figure.data[0].y) == [1.5, 2.5, 2.0]
+    assert sorted(shape.y0 for shape in figure.layout.shapes) == [1.0, 2.0]
+    figure = charts.speedups([1.5, None, 2.0], None)
+    assert list(figure.data[0].x) == ["1", "3"] and list(figure.data[0].y) == [1.5, 2.0]
+    assert [shape.y0 for shape in figure.layout.shapes] == [1.0]
+    assert not charts.speedups([None], None).data
+
+
+def test_the_line_over_the_repeats_is_the_speedup_that_the_verdict_tells() -> None:
+    """Also where a repeat has no bar, as it accepted nothing: its time counts nevertheless."""
+
+    def timed(seconds: float, kept: int) -> Timed:
+        accepted = {"context": kept} if kept else {}
+        one = Step(0, (Token(1, 0, TARGET),), accepted=accepted, verify_seconds=seconds)
+        return Timed("hd", None, (one,))
+
+    pairs = tuple((timed(4.0, 0), timed(took, kept)) for took, kept in ((2, 3), (1, 0), (1.6, 3)))
+    progress = Progress(pairs, 2, None)
+    assert [each.whole for each in progress.speedups] == [2.0, None, 2.5]
+    assert progress.speedup.whole == 2.5
+    lines = [shape.y0 for shape in compare.drawn(progress)[0].layout.shapes]
+    assert lines == [2.5, 1.0]
+
+
+def test_history(db: Database) -> None:
+    store = Traces(db, "local")
+    for method, speed in (("hd", 90), ("plain", 50)):
+        store.save(
+            conversation_id=None,
+            model="toy",
+            fingerprint="toy",
+            method=method,
+            settings={},
+            prompt_tokens=1,
+            emitted_tokens=speed,
+            reused_tokens=0,
+            ttft_seconds=0.1,
+            decode_seconds=1.0,
+            forwards=10,
+            finish="eos",
+            steps=STEPS,
+        )
+    accelerated, plain = charts.history(store.history()).data
+    assert list(accelerated.y) == [90] and list(plain.y) == [50]
+
+
+def drafting(*nodes: int) -> list[Step]:
+    """Steps that drafted so many nodes each."""
+    return [
+        Step(i, (Token(1, i, TARGET),), {"context": n // 2, "model": n - n // 2} if n else {})
+        for i, n in enumerate(nodes)
+    ]
+
+
+def test_the_cost_curve_shows_what_was_measured_and_what_was_drafted() -> None:
+    curve = CostCurve({0: 0.004, 7: 0.005, 15: 0.008})
+    bars, line, points = charts.cost_curve(curve, drafting(0, 7, 3, 0, 7, 7)).data
+    assert dict(zip(bars.x, bars.y, strict=True)) == {0: 2, 3: 1, 7: 3}
+    assert bars.customdata[0] == "plain steps" and bars.customdata[2] == "steps drafted 7"
+    assert (list(points.x), list(points.y)) == ([0, 7, 15], [4.0, 5.0, 8.0])
+    assert list(line.x) == list(range(16))
+    assert list(line.y) == pytest.approx([1e3 * curve.seconds(n) for n in range(16)])
+    assert line.customdata[15] == 2.0 and line.customdata[0] == 1.0
+    assert bars.marker.color == PLAIN and line.line.color == INK
+    assert bars.yaxis is None and line.yaxis == points.yaxis == "y2"
+
+
+def test_the_cost_curve_reaches_as_far_as_the_largest_draft() -> None:
+    curve = CostCurve({0: 0.004, 7: 0.005})
+    _, line, _ = charts.cost_curve(curve, drafting(LARGEST)).data
+    assert line.x[-1] == LARGEST and line.y[-1] >= 5.0
+    bars, line, points = charts.cost_curve(None, drafting(3)).data
+    assert list(bars.y) == [1] and not line.x and not points.x
+    assert not charts.cost_curve(curve, []).data[0].x
+
+
+def test_a_step_without_tokens_is_no_step_of_the_run() -> None:
+    (ended,) = charts.cost_curve(None, [Step(0, (), finish="cancelled")]).data[:1]
+    assert not ended.x
+
+
+def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
+    rows = [
+        TrustRow("context", 2, 0, 300.0, 30.0),
+        TrustRow("context", 2, 7, 100.0, 100.0),
+        TrustRow("context", 5, 1, 0.4, 0.4),
+        TrustRow("harvest", 1, 3, 50.0, 10.0),
+        TrustRow("model", 4, 2, 10.0, 0.0),
+    ]
+    calibration = Calibration(rows)
+    lines = {line.name: line for line in charts.worth_of_evidence(calibration).data}
+    context = lines["Context"]
+    assert list(context.x) == [2], "what was hardly met is not shown"
+    values = calibration.trusts["context"][1].values
+    assert context.y[0] == pytest.approx(100 * (3 * values[0] + values[7]) / 4, abs=0.01)
+    assert 10 < context.y[0] < 60 and context.customdata[0] == 400
+    harvested = lines["Harvest"]
+    assert harvested.line.dash == "dash" and harvested.line.color == context.line.color
+    assert lines["Model"].line.color == INKS["model"].colour and not lines["Statistics"].x
+
+
+def test_a_run_is_told_by_the_same_charts_everywhere() -> None:
+    from app.web.tabs import compare
+
+    titles = [figure.layout.title.text for figure in charts.of_run(STEPS)]
+    assert len(set(titles)) == 5
+    assert [figure.layout.title.text for figure in compare.drawn(None)][1:] == titles
+
+
+def test_long_runs_are_thinned_and_keep_their_end() -> None:
+    many = [step(i, [TARGET]) for i in range(5_000)]
+    (line,) = charts.tokens_over_time(many).data
+    assert len(line.x) == charts.POINTS + 1 and line.y[-1] == 5_000
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        charts.tokens_over_time,
+        charts.accepted_lengths,
+        charts.share_by_tier,
+        charts.rate_by_depth,
+        charts.tier_rates,
+        charts.speedups,
+        charts.history,
+        lambda steps: charts.cost_curve(None, steps),
+        lambda steps: charts.worth_of_evidence(Calibration()),
+    ],
+)
+def test_nothing_to_draw_is_no_error(draw) -> None:
+    layout = json.loads(draw([]).to_json())["layout"]
+    assert layout["paper_bgcolor"] == "rgba(0,0,0,0)" and layout["title"]["text"]

@@ -1,0 +1,350 @@
+"""The list's handlers: what an import stores, and that whatever is stored can be opened."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import orjson
+import pytest
+
+from app.service.generation import Answer
+from app.service.preferences import Preferences
+from app.service.session import Session
+from app.web.tabs import chat, chat_view, conversations, settings
+from engine.engine import Request
+from engine.local import Local
+from storage.database import Database
+from storage.traces import Traces
+from tests.service.test_session import ask, soon
+from tests.support.inside import ME, Held, forgotten
+from tests.web.test_tabs import made
+
+REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
+
+
+@pytest.fixture
+def toy() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def session(db: Database, toy: Held) -> Session:
+    return Session(Local(backend=toy), db)
+
+
+@pytest.fixture
+def on(session: Session) -> conversations.Handlers:
+    def build() -> conversations.Handlers:
+        with gr.Blocks():
+            shelf, talk = conversations.build(), chat.build(session)
+            controls = settings.build(session)
+            return conversations.Handlers(session, shelf, talk, controls, gr.State(None))
+
+    return made(build)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    notices: list[str] = []
+    monkeypatch.setattr(gr, "Warning", notices.append)
+    return notices
+
+
+def exported(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "format": "strata-conversation",
+        "version": 1,
+        "title": "A talk",
+        "system_prompt": "Be brief.",
+        "settings": {},
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+    return data | changes
+
+
+def shown(on: conversations.Handlers, updates: dict[Any, Any]) -> Any:
+    """What the page is sent for the transcript, after the way it is sent."""
+    return json.loads(orjson.dumps(updates[on.talk.tokens]))["turns"]
+
+
+BAD = [
+    {"generation": {"stop": 5}},
+    {"generation": {"stop": "text"}},
+    {"generation": {"stop": [5]}},
+    {"generation": 5},
+    {"generation": None},
+    {"generation": {"sampling": "x"}},
+    {"generation": {"sampling": {"temperature": "hot"}}},
+    {"generation": {"sampling": {"seed": 1.5}}},
+    {"generation": {"max_tokens": True}},
+    {"generation": {"more": 1}},
+    {"drafting": [["tiers", 5]]},
+    {"drafting": {"tiers": 5}},
+    {"drafting": {"tiers": "context"}},
+    {"drafting": {"tiers": [5]}},
+    {"drafting": {"policy": ["merged"]}},
+    {"drafting": {"harvest": "yes"}},
+    {"method": 5},
+    {"method": "magic"},
+    {"method": "m" * 60_000},
+    {"fresh_seed": "no"},
+    {"seed": 3},
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_settings_that_cannot_be_used_are_not_imported(
+    on: conversations.Handlers, told: list[str], tmp_path: Path, bad: dict[str, Any]
+) -> None:
+    file = tmp_path / "upload.json"
+    file.write_text(json.dumps([exported(settings=bad), exported()]))
+    updates = on.import_(REQUEST, str(file), {})
+    assert [turn["text"] for turn in shown(on, updates)] == ["Hi"]
+    stored = [item.settings for item in on.session.conversations(ME).list()]
+    assert stored == [{}, {}]
+    (notice,) = told
+    assert "settings of 1 conversations could not be used" in notice and len(notice) < 500
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_stored_settings_that_cannot_be_used_give_way_to_the_usual_ones(
+    on: conversations.Handlers, told: list[str], bad: dict[str, Any]
+) -> None:
+    store = on.session.conversations(ME)
+    id = store.create().id
+    store.append(id, "user", "Hi")
+    store.set_settings(id, bad)
+    updates = on.open_(REQUEST, id, {})
+    assert updates[on.current] == id and [turn["text"] for turn in shown(on, updates)] == ["Hi"]
+    (notice,) = told
+    assert notice.startswith("The settings of this conversation cannot be used")
+    _, read = on.controls.read([updates[part] for part in on.controls.inputs])
+    assert read == Preferences()
+
+
+def test_settings_that_can_be_used_are_imported_and_shown(
+    on: conversations.Handlers, told: list[str], tmp_path: Path
+) -> None:
+    chosen = Preferences(method="hsd:small@8", fresh_seed=False)
+    file = tmp_path / "upload.json"
+    file.write_text(json.dumps(exported(settings=chosen.mapping())))
+    updates = on.import_(REQUEST, str(file), {})
+    values = [updates[part] for part in on.controls.inputs]
+    assert on.controls.read(values) == ("Be brief.", chosen) and told == []
+
+
+def test_an_imported_system_prompt_is_shown_without_settings(
+    on: conversations.Handlers, tmp_path: Path
+) -> None:
+    file = tmp_path / "upload.json"
+    file.write_text(
+        json.dumps([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
+    )
+    updates = on.import_(REQUEST, str(file), {})
+    assert updates[on.controls.system] == "Be kind."
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (json.dumps(exported()), ""),
+        ("not json", "no readable JSON"),
+        ("[" * 100_000, "too deeply"),
+        ('{"a": 1}', "formats that can be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_an_upload_is_deleted_whatever_came_of_it(
+    on: conversations.Handlers, told: list[str], tmp_path: Path, content: str | None, words: str
+) -> None:
+    file = tmp_path / "upload.json"
+    if content is None:
+        file.mkdir()
+        (file / "inside").touch()
+    else:
+        file.write_text(content)
+    on.import_(REQUEST, str(file), {})
+    assert not file.is_file()
+    assert len(told) == bool(words) and all(words in notice for notice in told)
+
+
+def test_lone_surrogates_reach_the_page_as_replacement_marks(
+    on: conversations.Handlers, tmp_path: Path
+) -> None:
+    piece = ["a\ud800", "draft:\udfff", 0, 0, 0, 0.5]
+    message = {"role": "assistant", "content": "a\ud800", "pieces": [piece]}
+    file = tmp_path / "upload.json"
+    file.write_text(json.dumps(exported(messages=[message], title="\ud800")))
+    updates = on.import_(REQUEST, str(file), {})
+    (turn,), names = shown(on, updates), updates[on.talk.tokens]["sources"]
+    assert turn["groups"][0][3] == ["a\ufffd"] and names == ["draft:\ufffd"]
+
+
+def damage(table: str, column: str, value: str) -> Callable[[Database], None]:
+    def act(db: Database) -> None:
+        with db.write() as handle:
+            handle.execute(f"UPDATE {table} SET {column} = {value}")
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        damage("messages", "pieces", "'nonsense'"),
+        damage("messages", "pieces", '\'[["\\ud800","m",0,0,0,0.5]]\''),
+        damage("messages", "content", "CAST(x'ff' AS TEXT)"),
+        damage("messages", "content", "x'ff'"),
+        damage("messages", "created", "'text'"),
+        damage("conversations", "settings", "'{'"),
+        damage("conversations", "settings", "CAST(x'ff' AS TEXT)"),
+        damage("conversations", "title", "x'ff'"),
+        damage("conversations", "updated", "'text'"),
+        damage("runs", "settings", "'{'"),
+        damage("runs", "ttft_seconds", "'text'"),
+        damage("steps", "tokens", "'{'"),
+        damage("steps", "levels", "'[7]'"),
+    ],
+)
+def test_a_damaged_conversation_can_be_opened_and_deleted(
+    on: conversations.Handlers, told: list[str], db: Database, act: Callable[[Database], None]
+) -> None:
+    id, _ = ask(on.session)
+    sound = on.session.conversations(ME).create("sound").id
+    forgotten(on.session)
+    act(db)
+    choices, _ = on.redraw(REQUEST, None, "", {})
+    assert {key for _, key in choices["choices"]} == {id, sound}
+    updates = on.open_(REQUEST, id, {})
+    assert updates[on.current] == id and len(shown(on, updates)) == 2
+    assert on.ask_delete(updates[on.current])["visible"]
+    on.delete(REQUEST, updates[on.current], {})
+    assert [item.id for item in on.session.conversations(ME).list()] == [sound]
+    assert Traces(db, ME).history() == []
+
+
+def test_the_list_shows_the_newest_and_finds_the_others(
+    on: conversations.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "SHOWN", 2)
+    for name in ("one", "two", "three"):
+        on.session.conversations(ME).create(name)
+
+    def titles(search: str) -> list[str]:
+        return [title for title, _ in on.redraw(REQUEST, None, search, {})[0]["choices"]]
+
+    assert titles("") == ["three", "two"] and titles("one") == ["one"]
+
+
+@pytest.fixture
+def talking(session: Session) -> chat.Handlers:
+    def build() -> chat.Handlers:
+        with gr.Blocks():
+            talk, controls = chat.build(session), settings.build(session)
+            return chat.Handlers(session, talk, controls, gr.State(None), gr.BrowserState({}))
+
+    return made(build)
+
+
+def test_a_view_is_filled_by_who_switches_to_it_also_while_an_answer_grows(
+    session: Session, toy: Held, talking: chat.Handlers
+) -> None:
+    """The stored messages, and which answer to follow: what there is of it comes by its stream."""
+    toy.allow(1)
+    other = session.engine.generate(Request(prompt=(1, 2)))
+    values = [part.value for part in talking.controls.inputs]
+    begun = talking.say(REQUEST, "hello", None, None, {}, *values)
+    conversation, tokens = begun[talking.current], talking.parts.tokens
+    assert [turn["text"] for turn in begun[tokens]["turns"]] == ["hello"]
+    assert begun[tokens]["stream"]["shown"]
+    answer = session.generations.find(ME, conversation)
+    assert answer is not None and begun[tokens]["stream"]["token"] == answer.token
+    switched = talking.look(REQUEST, chat_view.MARKDOWN, conversation, {})
+    hidden, bubbles = switched[tokens]["value"], switched[talking.parts.bubbles]["value"]
+    assert hidden["turns"] == [] and hidden["stream"] == {"token": answer.token, "shown": False}
+    assert [bubble["content"] for bubble in bubbles] == ["hello"]
+    other.close()
+    toy.allow()
+    assert soon(lambda: answer.over)
+    switched = talking.look(REQUEST, chat_view.TOKENS, conversation, {})
+    assert (
+        len(switched[tokens]["value"]["turns"]) == 2 and "stream" not in switched[tokens]["value"]
+    )
+    assert switched[talking.parts.bubbles]["value"] == []
+
+
+def asked(on: chat.Handlers, text: str, conversation: str | None = None) -> dict[Any, Any]:
+    """What a message changes on the page."""
+    return on.say(REQUEST, text, conversation, None, {}, *(p.value for p in on.controls.inputs))
+
+
+def over(on: chat.Handlers, answer: Answer, drawn: int) -> dict[Any, Any]:
+    """What its end changes on a page that has drawn so many tokens."""
+    data = gr.EventData(None, {"token": answer.token, "drawn": drawn})
+    return on.over(data, REQUEST, answer.conversation, {})
+
+
+def test_a_page_is_sent_no_message_twice(session: Session, talking: chat.Handlers) -> None:
+    tokens, keys = talking.parts.tokens, list[str]()
+    conversation: str | None = None
+    for number, text in enumerate(("hello", "there", "again")):
+        begun = asked(talking, text, conversation)
+        conversation = str(begun[talking.current])
+        (turn,) = begun[tokens]["turns"]
+        assert turn["text"] == text and begun[tokens]["kept"] == 2 * number == len(keys)
+        assert begun[tokens]["after"] == (keys[-1] if keys else "")
+        answer = session.generations.get(begun[tokens]["stream"]["token"])
+        assert answer is not None and soon(lambda answer=answer: answer.over)
+        left = over(talking, answer, answer.tokens)
+        assert left[tokens]["turns"] == [] and left[tokens]["adopt"] == answer.message_id
+        assert talking.parts.bubbles not in left, "nor is the other view touched"
+        keys += [turn["key"], answer.message_id]
+    again = talking.again(REQUEST, conversation, {})[tokens]
+    assert [turn["key"] for turn in again["turns"]] == keys, "unless it has drawn something else"
+
+
+def test_a_page_that_missed_some_of_an_answer_is_sent_it(
+    session: Session, talking: chat.Handlers
+) -> None:
+    begun = asked(talking, "hello")
+    answer = session.generations.get(begun[talking.parts.tokens]["stream"]["token"])
+    assert answer is not None and soon(lambda: answer.over)
+    left = over(talking, answer, answer.tokens - 1)[talking.parts.tokens]
+    assert [turn["key"] for turn in left["turns"]] == [answer.message_id] and "adopt" not in left
+
+
+def test_nobody_is_told_of_another_ones_answer(session: Session, talking: chat.Handlers) -> None:
+    begun = asked(talking, "hello")
+    token = begun[talking.parts.tokens]["stream"]["token"]
+    data = gr.EventData(None, {"token": token, "drawn": 10})
+    for owner, conversation in (("other", begun[talking.current]), (ME, "elsewhere"), (ME, None)):
+        assert talking.answer_of(data, owner, conversation) == (None, 10)
+    for nonsense in (None, {}, {"token": 3, "drawn": "x"}, {"token": [], "drawn": -1}):
+        made_up = gr.EventData(None, nonsense)
+        assert talking.answer_of(made_up, ME, begun[talking.current]) == (None, 0)
+    answer = session.generations.get(token)
+    assert answer is not None and soon(lambda: answer.over)
+
+
+def test_nothing_is_said_into_an_answer_that_grows(
+    session: Session, toy: Held, talking: chat.Handlers, told: list[str]
+) -> None:
+    """It would be answered without knowing that answer, which would not be kept."""
+    toy.allow(1)
+    other = session.engine.generate(Request(prompt=(1, 2)))
+    conversation = asked(talking, "hello")[talking.current]
+    assert talking.parts.box not in asked(talking, "too early", conversation), "it stays written"
+    values = [part.value for part in talking.controls.inputs]
+    talking.retry(REQUEST, conversation, {}, *values)
+    edited = gr.EditData(None, {"index": 0, "value": "x", "previous_value": "hello"})
+    talking.rewrite(edited, REQUEST, conversation, {}, *values)
+    assert len(told) == 3 and all("still under way" in words for words in told)
+    assert [m.content for m in session.conversations(ME).messages(conversation)] == ["hello"]
+    answer = session.generations.find(ME, conversation)
+    session.stop(ME, conversation)
+    assert answer is not None and soon(lambda: answer.over) and not answer.error
+    other.close()
+    toy.allow()

@@ -1,0 +1,406 @@
+"""The Models tab without a browser: its words, and what its buttons change."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.service import catalogue
+from app.service.catalogue import Entry, Layers, Model
+from app.service.models import Candidate, Progress
+from app.service.session import Session
+from app.web import models_html
+from app.web.tabs import loading, models
+from engine.backends.toy import ToyBackend
+from engine.errors import ModelError, StorageError
+from engine.loaded import NOTHING
+from engine.models.memory import Need
+from engine.settings import Runtime
+from storage.database import Database
+from tests.conftest import EMBEDDED
+from tests.service.test_models import Shop, quick  # noqa: F401
+from tests.support.inside import local
+from tests.web.test_tabs import made
+
+EVIL = "<img src=x onerror=alert(1)>{{constructor.constructor('alert(2)')()}}"
+GIB = 2**30
+
+
+# words
+
+
+def test_the_facts_of_a_model() -> None:
+    info = ToyBackend(name=EVIL).info
+    info = replace(info, parameters=6_300_000, memory_bytes=3 * GIB, threads=2, note="Because <b>.")
+    words = models_html.loaded(info, f"/models/{EVIL}")
+    assert "6.3 M" in words and "3.0 GiB" in words and "2 threads" in words
+    assert "<img" not in words and "<b>" not in words and words.count("&lt;img") == 2
+    assert "No model" in models_html.loaded(NOTHING, "") and not models_html.still(NOTHING, "")
+
+
+@pytest.mark.parametrize(
+    ("can_tree", "leaves", "words"),
+    [
+        (True, None, "as trees"),
+        (True, 8, "trees of up to 8 branches"),
+        (True, 1, "as chains"),
+        (False, None, "decodes plainly"),
+    ],
+)
+def test_how_drafts_are_verified(can_tree: bool, leaves: int | None, words: str) -> None:
+    info = replace(ToyBackend().info, can_tree=can_tree, leaves=leaves)
+    assert words in models_html.verified(info)
+
+
+def test_candidates_are_told_with_kind_and_size() -> None:
+    here = Candidate("/m/a.gguf", "a", "llama.cpp", 3 * GIB, True)
+    assert models_html.choice(here) == ("a · llama.cpp · 3.0 GiB · loaded", "/m/a.gguf")
+    there = Candidate("owner/b", "b", "transformers", 0, False)
+    assert models_html.choice(there)[0] == "b · transformers · to be downloaded"
+
+
+def test_a_need_that_fits_and_one_that_does_not() -> None:
+    fits = models_html.need(EVIL, Need(10**9, 2 * GIB, GIB), 12 * GIB, "cpu")
+    assert "3.0 GiB of 12.0 GiB free on cpu" in fits and "differs" not in fits
+    assert "width:16.67%" in fits and "width:8.33%" in fits and "over" not in fits
+    assert "<img" not in fits and "&lt;img" in fits
+    over = models_html.need("m", Need(10**9, 12 * GIB, 4 * GIB), 8 * GIB, "cuda:0")
+    assert "8.0 GiB are missing" in over and 'class="need over"' in over
+    assert "width:75.00%" in over and "left:50.00%" in over
+    assert models_html.bar((0, 0), 0).count("<i") == 0
+
+
+def test_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert models_html.where(str(EMBEDDED)) == "assets/models/tiny-chat/target"
+    assert models_html.where("/home/someone/models/a.gguf") == "~/models/a.gguf"
+    for source in ("/mnt/a.gguf", "owner/name:a.gguf", "/home/someone-else/a"):
+        assert models_html.where(source) == source
+
+
+def test_progress_is_a_bar_that_fills_or_moves() -> None:
+    half = models_html.progress(Progress(0.5, f"Downloading {EVIL}"))
+    assert "width:50.0%" in half and "50 %" in half and "<img" not in half
+    unknown = models_html.progress(Progress(None, "Loading …"))
+    assert "moving" in unknown and "%" not in unknown
+
+
+def test_reports_come_a_few_times_a_second_and_with_every_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("app.service.comparison.perf_counter", lambda: now[0])
+
+    def reports() -> Iterator[Progress]:
+        yield Progress(None, "begin")
+        for step in range(100):
+            now[0] += 0.01
+            yield Progress(step / 100, f"at {step}")
+        yield Progress(None, "load")
+        yield Progress(1.0, "done")
+
+    words = [report.words for report in loading.paced(reports())]
+    assert words[0] == "begin" and words[-2:] == ["load", "done"] and len(words) <= 7
+
+
+def family(stack: bool = True) -> Entry:
+    """A target that has to be downloaded, with two drafts, one of them suggested."""
+    layers = (Layers(1, 1, 1),)
+    target, *drafts = (
+        Model(f"{EVIL} {name}", f"hub/x:{name}.gguf", 10**9, 40, name == "small", 4096, layers)
+        for name in ("target", "small", "mid")
+    )
+    words = (EVIL, EVIL, EVIL, "https://example.org/licence", EVIL)
+    suggested = (drafts[0],) if stack else ()
+    return Entry(
+        *words, target, tuple(drafts) if stack else (), suggested, "" if stack else EVIL, ()
+    )
+
+
+def test_a_family_is_told_with_what_it_takes() -> None:
+    entry = family()
+    needs = dict(models_html.family_needs(entry, 4096, "cuda", 40 + 16384))
+    assert needs == {"memory": "16.0 KiB, fits", "with drafts": "32.1 KiB, does not fit"}
+    assert dict(models_html.family_needs(family(False), 64, "cuda", 1)).keys() == {"memory"}
+    words = models_html.family(entry, {"hub/x:small.gguf"}, needs.items(), "<hr>")
+    assert "about 40 B, on this machine" in words and words.count("on this machine") == 1
+    assert "suggested" in words and "1.0 B parameters" in words and words.endswith("<hr>")
+    assert "<img" not in words and "<img" not in models_html.family(family(False), ())
+    assert "none: &lt;img" in models_html.family(family(False), ())
+
+
+# the tab
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+@pytest.fixture
+def session(db: Database, shop: Shop) -> Session:
+    return shop.session(db)
+
+
+@pytest.fixture
+def handlers(session: Session, monkeypatch: pytest.MonkeyPatch) -> models.Handlers:
+    monkeypatch.setattr("app.web.tabs.catalogue.entries", lambda: (family(),))
+
+    def build() -> models.Handlers:
+        with gr.Blocks(), gr.Tab("Models") as tab:
+            return models.Handlers(session, models.build(tab, session))
+
+    return made(build)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr("app.web.wiring.gr.Warning", found.append)
+    return found
+
+
+def values(**changes: Any) -> list[Any]:
+    """What the controls hold: numbers as a browser sends them."""
+    runtime = Runtime()
+    given = {item.name: getattr(runtime, item.name) for item in fields(Runtime)} | changes
+    return [float(v) if isinstance(v, int) else v for v in given.values()]
+
+
+def last(updates: Iterator[dict[Any, Any]]) -> dict[Any, Any]:
+    *_, found = updates
+    return found
+
+
+def sources(shown: dict[Any, Any], handlers: models.Handlers) -> list[str]:
+    return [source for _, source in shown[handlers.parts.choice]["choices"]]
+
+
+def test_every_setting_has_a_control_and_is_read_back(handlers: models.Handlers) -> None:
+    controls = handlers.parts.runtime
+    assert list(controls) == [item.name for item in fields(Runtime)]
+    shown = [control.value for control in controls.values()]  # type: ignore[attr-defined]
+    assert handlers.read(shown) == Runtime()
+    for name in ("device", "dtype", "flash_attention", "cache_type"):
+        assert isinstance(controls[name], gr.Radio) and controls[name].choices[0][1] == "auto"
+    chosen = values(context_length=4096, cache_type="q8_0", gpu_layers=-1)
+    assert handlers.read(chosen) == Runtime(context_length=4096, cache_type="q8_0")
+
+
+def test_the_settings_are_those_of_the_kind_of_model(handlers: models.Handlers) -> None:
+    groups = handlers.parts.groups
+    for kind in groups:
+        shown = handlers.settings(Candidate("hub/x", "x", kind, 0, False))
+        assert [k for k, column in groups.items() if shown[column]["visible"]] == [kind]
+
+
+def test_only_devices_that_are_there_are_offered(handlers: models.Handlers) -> None:
+    def device(source: str, runtime: Runtime) -> str:
+        if runtime.device == "mps":
+            raise ModelError("There is none.")
+        return runtime.device
+
+    engine = local(handlers.session)
+    engine.reading = replace(engine.reading, device=device)
+    candidate = Candidate("x", "x", "transformers", 1, False, Runtime(device="cuda:1"))
+    shown = handlers.settings(candidate)[handlers.parts.runtime["device"]]
+    assert shown["choices"] == ["auto", "cpu", "cuda", "cuda:1"] and shown["value"] == "cuda:1"
+
+
+def test_a_page_that_opens_shows_the_loaded_model(handlers: models.Handlers, shop: Shop) -> None:
+    parts = handlers.parts
+    shown = handlers.refresh(None, *values(context_length=64))
+    assert shown[parts.choice]["value"] == shop.source("one")
+    assert shown[parts.runtime["context_length"]]["value"] == 8192, "as it runs, not as typed"
+    assert "one" in shown[parts.loaded] and "48 B of 1,000 B free on cpu" in shown[parts.need]
+    assert not shown[parts.place.stop]["visible"] and parts.place.status not in shown
+    with handlers.models.busy:
+        shown = handlers.refresh(None, *values())
+    assert shown[parts.place.stop]["visible"] and "being loaded" in shown[parts.place.status]
+
+
+def test_the_needs_follow_the_settings(handlers: models.Handlers, shop: Shop) -> None:
+    def need(source: str | None, **changes: Any) -> str:
+        return handlers.weigh(source, *values(**changes))[handlers.parts.need]
+
+    source = shop.source("two")
+    assert "cache</dt><dd>8 B" in need(source)
+    assert "cache</dt><dd>16 B" in need(source, context_length=16384)
+    assert "does not fit" in need(source, context_length=2**20)
+    assert "64 to" in need(source, context_length=3)
+    assert "cannot be None" in need(source, context_length=None)
+    assert "does not tell" in need("strange/x")
+    assert "downloaded when it is loaded" in need("hub/x")
+    assert "Choose a model" in need(None)
+    (card,) = handlers.parts.cards
+    assert "fits" in handlers.weigh(source, *values(context_length=64))[card.facts]
+    assert "32.0 KiB, does not fit" in handlers.weigh(source, *values())[card.facts]
+
+
+def test_a_chosen_model_brings_its_own_settings(
+    handlers: models.Handlers, session: Session, shop: Shop
+) -> None:
+    for name, length in (("two", 1024), ("three", 8192)):
+        list(session.models.load(shop.source(name), Runtime(context_length=length)))
+    shown = handlers.choose(shop.source("two"))
+    assert shown[handlers.parts.runtime["context_length"]]["value"] == 1024
+    assert "cache</dt><dd>1 B" in shown[handlers.parts.need]
+    Path(shop.source("two")).unlink()
+    shown = handlers.choose(shop.source("two"))
+    assert shown[handlers.parts.choice]["value"] == shop.source("three"), "the file is gone"
+
+
+def test_a_folder_is_searched_and_its_first_model_chosen(
+    handlers: models.Handlers, shop: Shop, warned: list[str]
+) -> None:
+    shown = handlers.add(f" {shop.root} ", *values())
+    assert set(shop_sources(shop)) <= set(sources(shown, handlers))
+    assert shown[handlers.parts.choice]["value"] == shop.source("draft")
+    assert shown[handlers.parts.box] == "" and warned == []
+
+
+def shop_sources(shop: Shop) -> list[str]:
+    return [shop.source(name) for name in ("one", "two", "three", "draft")]
+
+
+def test_a_file_and_a_hub_id_are_offered_until_they_are_loaded(
+    handlers: models.Handlers, shop: Shop, warned: list[str]
+) -> None:
+    for named in (shop.source("two"), "hub/model", "hub/model"):
+        shown = handlers.add(named, *values())
+        assert shown[handlers.parts.choice]["value"] == named
+    assert {shop.source("two"), "hub/model"} <= set(sources(shown, handlers))
+    assert sources(shown, handlers).count("hub/model") == 1
+    last(handlers.load("hub/model", *values()))
+    found = sources(handlers.refresh("hub/model", *values()), handlers)
+    assert found.count("hub/model") == 1 and warned == []
+
+
+def test_what_is_no_model_is_told_and_changes_nothing(
+    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+) -> None:
+    (shop.root / "empty").mkdir()
+    for named in ("", str(shop.root / "empty"), "strange/x"):
+        assert handlers.add(named, *values()).keys() == {handlers.parts.box}
+    assert len(warned) == 3 and "no model in" in warned[1] and handlers.added == []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse() -> list[Candidate]:
+            raise StorageError("The database is gone.")
+
+        patch.setattr(session.models, "candidates", refuse)
+        assert handlers.refresh(None, *values()).keys() == {handlers.parts.place.stop}
+        assert handlers.choose("x").keys() == {handlers.parts.need}
+    assert warned[3:] == ["The database is gone."] * 2
+
+
+def test_another_model_takes_over(
+    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+) -> None:
+    place = handlers.parts.place
+    updates = list(handlers.load(shop.source("two"), *values(context_length=2048)))
+    (go,) = place.buttons
+    assert not updates[0][go]["visible"] and updates[0][place.stop]["visible"]
+    (card,) = handlers.parts.cards
+    assert not any(updates[0][button]["interactive"] for button in card.place.buttons)
+    assert any("Loading two" in update[place.status] for update in updates[1:-2])
+    *_, shown, done = updates
+    assert session.info.name == "two" and shop.runtimes[-1].context_length == 2048
+    assert "two" in shown[handlers.parts.loaded] and "two is loaded" in done[place.status]
+    assert done[go]["interactive"] and done[go]["visible"] and not done[place.stop]["visible"]
+    assert done[card.place.buttons[0]]["interactive"] and warned == []
+    assert shown[handlers.parts.choice]["value"] == shop.source("two")
+    labels = [label for label, _ in shown[handlers.parts.choice]["choices"]]
+    assert [x for x in labels if x.endswith("loaded")] == ["two · llama.cpp · 5 B · loaded"]
+
+
+def test_a_load_that_fails_leaves_the_model(
+    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+) -> None:
+    shop.broken.add(shop.source("two"))
+    shown = last(handlers.load(shop.source("two"), *values()))
+    assert "damaged" in warned[0]
+    assert "one is loaded, as before" in shown[handlers.parts.place.status]
+    last(handlers.load(shop.source("three"), *values(context_length=2**20)))
+    assert "needs 1.0 KiB" in warned[1]
+    last(handlers.load(None, *values()))
+    last(handlers.load(shop.source("three"), *values(threads=9999)))
+    assert "No model is chosen" in warned[2] and "9999" in warned[3]
+    assert session.info.name == "one" and len(warned) == 4
+
+
+def test_a_download_is_shown_and_can_be_stopped(
+    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+) -> None:
+    place, going = handlers.parts.place, threading.Event()
+    shop.pieces, shop.between = 1000, lambda: going.wait(5) and None
+    updates = handlers.load("hub/model", *values())
+    seen = [next(updates), next(updates), next(updates)]
+    session.models.stop()
+    going.set()
+    shown = last(updates)
+    assert any("Downloading" in update[place.status] for update in seen[1:])
+    assert "was stopped" in shown[place.status] and warned == []
+    assert session.info.name == "one"
+
+
+def test_a_family_is_loaded_and_its_drafts_are_offered(
+    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+) -> None:
+    (card,) = handlers.parts.cards
+    assert [button.value for button in card.place.buttons] == ["Download and load", "With drafts"]
+    updates = list(handlers.take(card, (), None, *values(context_length=64)))
+    assert any("Downloading target" in update.get(card.place.status, "") for update in updates)
+    assert session.models.source == "hub/x:target.gguf" and session.stacks.offered == []
+    *_, shown, done = updates
+    assert shown[card.place.buttons[0]] == "Load" and "on this machine" in shown[card.facts]
+    assert "target is loaded" in done[card.place.status]
+    updates = list(handlers.take(card, card.entry.stack, None, *values(context_length=64)))
+    assert any("Downloading small" in update.get(card.place.status, "") for update in updates)
+    assert session.stacks.offered == ["hub/x:small.gguf"] and shop.runtimes[-1].context_length == 64
+    assert "The Stack tab offers" in updates[-1][card.place.status] and warned == []
+
+
+def test_a_family_that_does_not_fit_is_not_downloaded(
+    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+) -> None:
+    (card,) = handlers.parts.cards
+    last(handlers.take(card, (), None, *values()))
+    assert "32.0 KiB of cache" in warned[0] and "Nothing was downloaded" in warned[0]
+    assert shop.arrived == set() and session.info.name == "one"
+
+
+def test_a_damaged_catalogue_is_told_and_the_tab_works(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> tuple[Entry, ...]:
+        raise catalogue.unusable(EVIL)
+
+    monkeypatch.setattr("app.web.tabs.catalogue.entries", refuse)
+
+    def build() -> tuple[models.Parts, gr.Blocks]:
+        with gr.Blocks() as blocks, gr.Tab("Models") as tab:
+            return models.build(tab, session), blocks
+
+    parts, blocks = made(build)
+    markup = [str(b.value) for b in blocks.blocks.values() if isinstance(b, gr.HTML)]
+    assert parts.cards == [] and any("&lt;img" in each for each in markup)
+    assert not any("<img" in each for each in markup)
+    assert parts.need in models.Handlers(session, parts).refresh(None, *values())
+
+
+def test_hostile_names_stay_text(handlers: models.Handlers, shop: Shop, warned: list[str]) -> None:
+    path = shop.root / f"{EVIL}.gguf"
+    path.write_text("bytes")
+    shown = handlers.add(str(path), *values())
+    *_, loaded, done = handlers.load(str(path), *values())
+    parts = handlers.parts
+    for markup in (shown[parts.need], loaded[parts.loaded], done[parts.place.status]):
+        assert "<img" not in markup and "&lt;img" in markup
+    shop.broken.add(str(path))
+    last(handlers.load(str(path), *values(context_length=64)))
+    assert len(warned) == 1 and "<img" not in warned[0]

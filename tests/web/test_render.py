@@ -1,0 +1,162 @@
+"""What reaches the browser is data and our own words; hostile text stays text."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from app.service import draft_models
+from app.service.comparison import Proof, Verdict
+from app.web import colors, render
+from app.web.metrics_panel import milliseconds
+from engine.types import TARGET, TIERS
+from storage.conversations import Conversations, Piece
+from storage.database import Database
+from tests.conftest import ROOT
+
+ASSETS = ROOT / "assets"
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "${alert(1)}",
+    "{{constructor.constructor('alert(1)')()}}",
+    "</span></div><script>alert(1)</script>",
+    "`; alert(1); `",
+    "javascript:alert(1)",
+    "\x00\u202eevil",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_travels_as_data_unchanged(db: Database, text: str) -> None:
+    store = Conversations(db, "local")
+    conversation = store.create().id
+    store.append(conversation, "user", text)
+    store.append(conversation, "assistant", text, pieces=[Piece(text, "context", 3, 0, 9, 0.5)])
+    shown = render.transcript(store.messages(conversation))
+    said, answered = shown["turns"]
+    assert said["text"] == text and said["role"] == "user" and "groups" not in said
+    assert answered["groups"] == [[0, 3, 0, [text], [50]]] and shown["sources"] == ["context"]
+    assert [b["content"] for b in render.bubbles(store.messages(conversation))] == [text, text]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
+    from app.web.tabs.databases import card
+    from app.web.verdicts import proof_line
+
+    found = [Verdict(False, 2, 3, text, text, early) for early in (False, True)]
+    lines = [proof_line(Proof(3, "hd", each)) for each in found]
+    for markup in (*lines, card("model", text, [(text, text)])):
+        assert "<img" not in markup and "<script" not in markup and "</span></div><" not in markup
+
+
+def test_templates_are_fixed_text() -> None:
+    """Gradio runs what stands in a template as code, so nothing of the kind may stand there."""
+    from app.web import metrics_panel
+    from app.web.token_view import TEMPLATE, token_view
+
+    for view, template, name in (
+        (token_view(), TEMPLATE, "tokens.js"),
+        (metrics_panel.panel(), metrics_panel.template(), "panel.js"),
+    ):
+        script = (ASSETS / name).read_text()
+        assert "${" not in template and "{{" not in template and "`" not in template
+        for risky in ("innerHTML", "insertAdjacentHTML", "outerHTML", "document.write", "eval("):
+            assert risky not in script
+        assert view.html_template == template and view.js_on_load == script
+
+
+def test_tokens_travel_in_groups_of_one_step_source_and_match_length() -> None:
+    pieces = [
+        Piece("a", "context", 4, 7, 90, 0.456),
+        Piece("b", "context", 4, 7, 91, 0.001),
+        Piece("c", "context", 5, 7, 92, 1.0),
+        Piece("d", TARGET, 0, 7, 93, 0.0),
+        Piece("e", TARGET, 0, 9, 94, float("nan")),
+    ]
+    sources: dict[str, int] = {}
+    assert render.groups(pieces, sources, 5) == [
+        [0, 4, 2, ["a", "b"], [46, 1]],
+        [0, 5, 0, ["c"], [100]],
+        [1, 0, 0, ["d"], [0]],
+        [1, 0, 2, ["e"], [0]],
+    ]
+    assert [*sources] == ["context", TARGET], "numbered in the order of their first tokens"
+    (again,) = render.groups(pieces[3:4], sources, 7)
+    assert again[0] == 1, "a source keeps its number"
+
+
+def test_a_page_is_sent_the_messages_that_it_has_not_drawn(db: Database) -> None:
+    store = Conversations(db, "local")
+    conversation = store.create().id
+    for text in "abc":
+        store.append(conversation, "user", text)
+    messages = store.messages(conversation)
+    shown = render.transcript(messages, 2)
+    assert [turn["text"] for turn in shown["turns"]] == ["c"]
+    assert (shown["kept"], shown["after"]) == (2, messages[1].id)
+    assert render.transcript(messages)["after"] == ""
+
+
+def test_every_source_has_one_colour_and_its_own_mark() -> None:
+    assert set(colors.INKS) == {*TIERS, TARGET}
+    looks = list(colors.INKS.values())
+    assert len({i.colour for i in looks}) == len({i.underline for i in looks}) == 4
+    colours = {i.colour for i in looks}
+    assert colors.ink("draft:small").colour in colors.DRAFT_SHADES
+    assert not colours & {*colors.DRAFT_SHADES, *colors.STAGES.values()}
+    for name, look in colors.INKS.items():
+        assert f"--s-{name}:{look.colour}" in colors.variables()
+
+
+@pytest.fixture
+def levels() -> Iterator[None]:
+    draft_models.rank(["tiny", "small", "mid"])
+    yield
+    draft_models.LEVELS.clear()
+
+
+def test_draft_models_have_one_hue_and_a_shade_per_level(levels: None) -> None:
+    shades = [colors.ink(f"draft:{name}").colour for name in ("mid", "small", "tiny")]
+    assert shades == [*colors.DRAFT_SHADES[:3]], "the largest is the darkest"
+    assert {colors.ink(f"draft:{name}").underline for name in ("mid", "old")} == {"wavy"}
+    old = colors.ink("draft:old").colour
+    draft_models.rank(["other"])
+    assert colors.ink("draft:old").colour == old in colors.DRAFT_SHADES
+    assert colors.ink("draft:mid").colour == shades[0], "what was loaded keeps its shade"
+    assert colors.others(["target", "draft:mid", "context", "draft:tiny", "draft:small"]) == [
+        "draft:tiny",
+        "draft:small",
+        "draft:mid",
+    ]
+
+
+@pytest.mark.parametrize("source", ["", "draft", "__proto__", "constructor", "<b>"])
+def test_an_unknown_source_is_no_draft_model(source: str) -> None:
+    look = colors.ink(source)
+    assert look.title == "Unknown" and not look.underline
+    named = render.drafts([source])
+    assert named[source]["kind"] == "k-target"
+
+
+def test_draft_models_travel_with_the_tokens_they_drafted() -> None:
+    evil = "draft:<img src=x onerror=alert(1)>"
+    pieces = [Piece("a", evil, 0, 0, 0, 0.0), Piece("b", TARGET, 0, 0, 1, 0.0)]
+    value = render.side_by_side("hsd", pieces)
+    (name,) = value["names"].values()
+    assert list(value["names"]) == [evil] and name["kind"] == "k-draft"
+    assert name["colour"] in colors.DRAFT_SHADES
+    assert value["sources"] == [evil, TARGET] and render.legend([TARGET])["names"] == {}
+
+
+def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:
+    used = set(re.findall(r"#[0-9a-f]{6}", (ASSETS / "style.css").read_text().lower()))
+    assert not used & {look.colour for look in colors.INKS.values()}
+    assert "http" not in (ASSETS / "style.css").read_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(2.0, "2.00 s"), (0.0123, "12.3 ms"), (0.00005, "50 µs"), (0, "0 µs")]
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert milliseconds(seconds) == words

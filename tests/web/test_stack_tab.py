@@ -1,0 +1,387 @@
+"""The Stack tab without a browser: its charts, its words, and what its buttons change."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.service.comparison import Verdict
+from app.service.draft_models import Candidate
+from app.service.preferences import Preferences
+from app.service.session import Session
+from app.web import colors, stack_charts, stack_html
+from app.web.tabs import compare, settings, stack
+from engine.backends.toy import ToyBackend
+from engine.compare import UNKNOWN, Speedup
+from engine.errors import ModelError
+from engine.hsd.family import Family
+from engine.hsd.planner import Plan, Rung, edges
+from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
+from engine.hsd.trials import Trial
+from engine.models.memory import Need
+from engine.settings import Drafting, Sampling
+from engine.types import RULES
+from storage.database import Database
+from tests.service.test_draft_models import Shelf, quick  # noqa: F401
+from tests.web.test_tabs import made
+
+EVIL = "<img src=x onerror=alert(1)>"
+SAMPLER = {"temperature": 0.8, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
+
+
+def profile_of(small: float = 0.8, mid: float = 0.9, seconds: float = 0.1) -> Profile:
+    """Three models, the target ten times as slow as the smallest."""
+    models = (
+        ModelProfile(EVIL, "f0", 10, 40, {0: seconds, 8: 2 * seconds}, 0.0, Rounds((1.0,), 0.2)),
+        ModelProfile("mid", "f1", 20, 80, {0: 0.3, 8: 0.4}),
+        ModelProfile("toy", "f2", 90, 360, {0: 1.0, 8: 1.2}, 0.0, Rounds((0.5, 0.5), 1.2)),
+    )
+    shares = {(0, 1): 0.7, (0, 2): small, (1, 2): mid}
+    pairs = {
+        levels: Pair(share, dict.fromkeys(RULES, tuple(share**n for n in range(1, 9))))
+        for levels, share in shares.items()
+    }
+    return Profile(models, pairs, SAMPLER, 640, 1.0)
+
+
+def family_of(profile: Profile) -> Family:
+    drafts = {model.name: ToyBackend(name=model.name) for model in profile.models[:-1]}
+    for size, draft in enumerate(drafts.values()):
+        draft.info = replace(draft.info, parameters=size)
+    return Family(ToyBackend(), drafts, profile)
+
+
+# charts
+
+
+def test_the_heat_map_holds_every_pair_once() -> None:
+    (heat,) = stack_charts.acceptance(profile_of(), "match").data
+    assert list(heat.x) == ["mid", "toy"] and heat.y[1] == "mid"
+    assert [list(row) for row in heat.z] == [[70.0, 80.0], [None, 90.0]]
+    assert [list(row) for row in heat.text] == [["70 %", "80 %"], ["", "90 %"]]
+    assert "same text" in heat.customdata[0][1] and heat.customdata[1][0] == ""
+
+
+def test_the_cost_curves_are_those_of_the_profile() -> None:
+    figure = stack_charts.cost_curves(profile_of())
+    assert [list(line.x) for line in figure.data] == [[0, 8]] * 3
+    assert list(figure.data[2].y) == [1000.0, 1200.0]
+    assert figure.layout.yaxis.type == "log" and figure.data[2].line.color == colors.PLAIN
+
+
+@pytest.mark.parametrize("spec", [(), ((EVIL, 4),), ((EVIL, 4), ("mid", 3))])
+@pytest.mark.parametrize("databases", [False, True])
+def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
+    spec: tuple[tuple[str, int], ...], databases: bool
+) -> None:
+    profile, plan = profile_of(), Plan(tuple(Rung(*rung) for rung in spec), databases)
+    figure = stack_charts.hierarchy(profile, "match", plan)
+    lines = [line for line in figure.data if line.mode == "lines"]
+    thick = [line for line in lines if line.line.width == 4]
+    assert len(thick) == len(spec) + databases
+    drawn = [edge for edge in edges(profile, "match") if edge.below is not None]
+    assert len(lines) == len(drawn)
+    words = [text for line in figure.data if line.text for text in line.text]
+    for _, batch in spec:
+        assert any(f"T = {batch} ·" in text for text in words)
+    vertices = figure.data[-1]
+    assert list(vertices.x) == [-1, 0, 1, 2] and "1e+03 ms alone" in vertices.text[-1]
+    marked = [width > 0 for width in vertices.marker.line.width]
+    assert marked == [databases, len(spec) > 0, len(spec) > 1, True]
+
+
+def test_the_path_ends_at_the_seconds_of_its_plan() -> None:
+    profile, plan = profile_of(), Plan((Rung(EVIL, 4),))
+    ((edge, seconds),) = stack_charts.steps_of(profile, "match", plan).values()
+    mean = sum(0.8**n for n in range(5))
+    assert edge.batch == 4 and seconds == pytest.approx((4 * 0.1 + 1.2) / mean)
+    assert stack_charts.steps_of(profile, "match", None) == {}
+
+
+def test_the_bars_stand_beside_each_other() -> None:
+    bars = [
+        stack_charts.Bar("plain", colors.PLAIN, 1.0, 1.1),
+        stack_charts.Bar("small@4", colors.DRAFT_SHADES[1], 0.5, None),
+        stack_charts.Bar("both", colors.INK, None, 0.6),
+    ]
+    figure = stack_charts.plans(bars)
+    measured, predicted = figure.data
+    assert list(measured.x) == [1100.0, None, 600.0]
+    assert list(predicted.x) == [1000.0, 500.0, None]
+    assert [shape.x0 for shape in figure.layout.shapes] == [1100.0]
+    assert [bar.name for bar in stack_charts.plans(bars[1:2]).data] == ["predicted"]
+    assert not stack_charts.plans([]).data
+
+
+def test_names_in_charts_are_no_markup_and_not_endless() -> None:
+    profile = profile_of()
+    figures = [
+        stack_charts.acceptance(profile, "match"),
+        stack_charts.cost_curves(profile),
+        stack_charts.hierarchy(profile, "match", Plan((Rung(EVIL, 2),))),
+        stack_charts.plans([stack_charts.Bar(f"{EVIL}@2", "#000000", 1.0, None)]),
+    ]
+    for figure in figures:
+        assert "<img" not in json.dumps(figure.to_plotly_json(), default=list)
+        assert "&lt;img" in json.dumps(figure.to_plotly_json(), default=list)
+    assert len(stack_charts.plain_text("x" * 300)) == stack_charts.LONGEST_NAME
+
+
+def test_without_a_profile_there_are_frames() -> None:
+    for figure in (
+        stack_charts.acceptance(None, "match"),
+        stack_charts.cost_curves(None),
+        stack_charts.hierarchy(None, "match", None),
+    ):
+        assert not figure.data and figure.layout.title.text
+
+
+# words
+
+
+def trial(title: str, seconds: float, same: bool = True, must: bool = True) -> Trial:
+    """A plan, where plain decoding takes a second per token, and nothing but decoding time."""
+    found, speedup = Verdict(same, 9, 4, EVIL, "b"), Speedup(1 / seconds, 1 / seconds)
+    return Trial(f"hsd:{title}", title, 1.0, seconds, 64, found, must, speedup)
+
+
+def findings(family: Family, spec: str = "", *trials: Trial) -> str:
+    return stack_html.findings(family, "match", family.plan(spec, "match"), trials)
+
+
+def test_a_stack_that_pays_is_said_to() -> None:
+    words = findings(family_of(profile_of()))
+    assert "The stack pays" in words and "differs" not in words and "<img" not in words
+
+
+def test_a_stack_that_is_slower_is_named_with_its_reason() -> None:
+    words = findings(family_of(profile_of(small=0.05)), f"{EVIL}@8")
+    assert "Slower than plain" in words and "differs" in words
+    assert "accepts" in words and "Predicted to be the fastest" in words
+    assert "<img" not in words and "&lt;img" in words
+    costly = family_of(profile_of(small=0.9, mid=0.1, seconds=2.0))
+    assert "even with all its tokens accepted" in findings(costly, f"{EVIL}@2")
+
+
+def test_where_no_stack_pays_it_says_why_calmly() -> None:
+    words = findings(family_of(profile_of(small=0.02, mid=0.02)))
+    assert "No stack pays here" in words and "The databases alone: 800 ms" in words
+    assert words.count("accepts") == 2 and "differs" not in words
+    unused = findings(family_of(profile_of()), "databases")
+    assert "No stack is used" in unused and "Predicted to be the fastest" in unused
+    databases = Rounds((0.0, 0.0, 0.0, 1.0), 1.2)
+    profile = profile_of(small=0.5, mid=0.02)
+    target = replace(profile.target, databases=databases)
+    words = findings(family_of(replace(profile, models=(*profile.models[:-1], target))))
+    assert "No stack pays here" in words and "Predicted slower than the databases" in words
+
+
+def test_measured_times_are_compared_with_each_other() -> None:
+    family = family_of(profile_of())
+    spec = f"{EVIL}@4"
+    fast = findings(family, spec, trial("plain", 3.0), trial(spec, 2.0))
+    assert "The stack pays" in fast, "all of the machine was slower"
+    slow = findings(family, spec, trial("plain", 1.0), trial(spec, 1.5))
+    assert "Slower than plain" in slow and "Profile again" in slow
+
+
+def test_output_drift_is_named_and_rejection_is_no_drift() -> None:
+    family = family_of(profile_of())
+    drift = findings(family, "", trial("plain", 1.0), trial("mid@2", 0.5, same=False))
+    assert "Output drift" in drift and "token 4" in drift and "float32" in drift
+    assert "<img" not in drift
+    calm = (trial("plain", 1.0), trial("mid@2", 0.5, same=False, must=False))
+    assert "Output drift" not in findings(family, "", *calm)
+    words = stack_html.outcome(calm)
+    assert "keeps the distribution" in words and "2.00×" in words
+    assert "1 of 1 said the same" in stack_html.outcome((calm[0], trial("mid@2", 0.5)))
+    assert "Plain decoding was the fastest" in stack_html.outcome([trial("plain", 0.1)])
+
+
+def test_a_plan_that_is_faster_for_nothing_is_not_called_the_fastest() -> None:
+    """Its drafts were never accepted: see engine/compare.py."""
+    idle = replace(trial("databases", 0.5), speedup=UNKNOWN)
+    assert "Plain decoding was the fastest" in stack_html.outcome([trial("plain", 1.0), idle])
+
+
+def test_plans_are_told_in_words() -> None:
+    tell = stack_html.sentence
+    assert tell(Plan(), "toy") == "Nobody drafts for toy."
+    assert tell(Plan(databases=True), "toy") == "The databases draft for toy."
+    plan = Plan((Rung("small", 8), Rung("mid", 1)), True)
+    assert tell(plan, "toy") == (
+        "The databases draft for small; small hands 8 tokens at a time to mid; mid hands 1 token "
+        "at a time to toy, which verifies them in one forward."
+    )
+
+
+def test_candidates_are_told_with_their_need() -> None:
+    need = Need(1_500_000_000, 3 * 2**30, 0)
+    known = stack_html.choice(Candidate("/m/small", "small", need))
+    assert known == ("small · 1.5 B parameters · 3.0 GiB", "/m/small")
+    assert "cannot be used" in stack_html.choice(Candidate("/m/x", "x", None, "gone"))[0]
+
+
+# the tab
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+@pytest.fixture
+def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
+    session = shelf.session(db, toy)
+    session.stacks.offered += shelf.sources("mid", "small")
+    return session
+
+
+@pytest.fixture
+def handlers(session: Session, monkeypatch: pytest.MonkeyPatch) -> stack.Handlers:
+    monkeypatch.setattr("app.service.draft_models.PROMPTS", ("hello there",))
+
+    def build() -> stack.Handlers:
+        with gr.Blocks():
+            controls = settings.build(session)
+            pair = compare.build(session)
+            with gr.Tab("Stack") as tab:
+                parts = stack.build(tab, session)
+        return stack.Handlers(session, parts, controls, pair.method)
+
+    return made(build)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr("app.web.wiring.gr.Warning", found.append)
+    return found
+
+
+def values(handlers: stack.Handlers, drafting: Drafting | None = None) -> list[Any]:
+    chosen = Preferences(drafting=drafting or Drafting())
+    return handlers.controls.show("", chosen)
+
+
+def last(updates: Iterator[dict[Any, Any]]) -> dict[Any, Any]:
+    *_, found = updates
+    return found
+
+
+def test_from_loading_to_the_chat(
+    handlers: stack.Handlers, session: Session, shelf: Shelf, warned: list[str]
+) -> None:
+    parts, ticked = handlers.parts, shelf.sources("mid", "small")
+    given = values(handlers)
+    shown = handlers.refresh(ticked, "", *given)
+    assert not shown[parts.charts]["visible"] and not shown[parts.use]["interactive"]
+    assert "no draft model" in shown[parts.models] and "Load draft models" in shown[parts.profiled]
+    shown = last(handlers.load(ticked, "", *given))
+    assert "small, mid" in shown[parts.models] and shown[parts.profile]["interactive"]
+    assert ("small alone", "single:small") in shown[handlers.method]["choices"]
+    assert ("small alone", "single:small") in shown[handlers.compared]["choices"]
+    assert "not profiled" in shown[parts.profiled]
+    progress = list(handlers.profile(ticked, "", *given))
+    assert "0 %" in progress[0][parts.status] and progress[0][parts.stop]["visible"]
+    shown = progress[-1]
+    assert "temperature 0.7" in shown[parts.profiled] and shown[parts.charts]["visible"]
+    assert "per token" in shown[parts.plan] and not shown[parts.stop]["visible"]
+    measured = last(handlers.measure(ticked, "small@3", *given))
+    assert [bar.name for bar in measured[parts.plots[1]].data] == ["measured", "predicted"]
+    used = handlers.use("small@3", True, *given)
+    assert used[handlers.method]["value"] == "hd+hsd:small@3" and session.stacks.spec == "small@3"
+    shown = handlers.unload(ticked, "", *given)
+    assert not shown[parts.charts]["visible"] and not session.stacks.drafts
+    assert warned == []
+
+
+def test_bad_input_is_told_and_changes_nothing(
+    handlers: stack.Handlers, session: Session, shelf: Shelf, warned: list[str]
+) -> None:
+    parts, ticked, given = handlers.parts, shelf.sources("small"), values(handlers)
+    last(handlers.profile(ticked, "", *given))
+    last(handlers.load([], "", *given))
+    assert handlers.add(str(shelf.root / "nowhere"), ticked).keys() == {parts.box}
+    shelf.free = 1
+    last(handlers.load(ticked, "", *given))
+    assert "Not enough memory" in handlers.tick(ticked)
+    assert len(warned) == 4 and "1 B are free" in warned[3] and not session.stacks.drafts
+    shelf.free = 100
+    last(handlers.load(ticked, "", *given))
+    last(handlers.profile(ticked, "", *given))
+    shown = handlers.refresh(ticked, f"{EVIL}@4", *given)
+    assert "No such plan" in shown[parts.plan] and "<img" not in shown[parts.plan]
+    assert shown[parts.plots[0]].data, "the best plan is drawn instead"
+    shown = handlers.refresh(ticked, "small@99", *given)
+    assert "from 1 to 32" in shown[parts.plan]
+    handlers.use("small@99", False, *given)
+    last(handlers.measure(ticked, "small@99", *given))
+    assert len(warned) == 6 and session.stacks.spec == ""
+    given[1 + list(handlers.controls.parts).index("rule")] = "luck"
+    assert handlers.refresh(ticked, "", *given).keys() == {parts.status}
+    assert "luck" in warned[6]
+
+
+def test_the_page_is_told_of_ticks_only_where_they_change(
+    handlers: stack.Handlers, shelf: Shelf, warned: list[str]
+) -> None:
+    parts, given = handlers.parts, values(handlers)
+    ticked = shelf.sources("mid", "small")
+    assert "value" not in handlers.refresh(ticked, "", *given)[parts.ticked]
+    gone = str(shelf.root / "of another model")
+    shown = handlers.refresh([*ticked, gone], "", *given)[parts.ticked]
+    assert shown["value"] == ticked
+    for before in ([], ticked):
+        added = handlers.add(str(shelf.root / "large"), before)[parts.ticked]
+        assert set(added["value"]) == {*before, *shelf.sources("large")}
+    assert warned == []
+
+
+def test_a_stopped_profile_is_no_alarm(
+    handlers: stack.Handlers, session: Session, shelf: Shelf, warned: list[str]
+) -> None:
+    ticked, given = shelf.sources("small"), values(handlers)
+    last(handlers.load(ticked, "", *given))
+    running = handlers.profile(ticked, "", *given)
+    next(running)
+    next(running)
+    session.stacks.stop()
+    shown = last(running)
+    assert "was stopped" in shown[handlers.parts.status] and warned == []
+
+
+def test_another_sampler_than_the_profiles_is_told(
+    handlers: stack.Handlers, session: Session, shelf: Shelf
+) -> None:
+    session.stacks.load(shelf.sources("small"))
+    list(session.stacks.profile(Sampling(0.2), ("hello",), 16))
+    words = stack_html.profiled(session.stacks, Sampling(0.9))
+    assert "temperature 0.2" in words and "The settings say temperature 0.9" in words
+    assert "The settings say" not in stack_html.profiled(session.stacks, Sampling(0.2, seed=5))
+
+
+def test_a_model_that_went_away_is_told(session: Session, shelf: Shelf) -> None:
+    ticked = shelf.sources("small")
+    (shelf.root / "small").rename(shelf.root / "elsewhere")
+    with pytest.raises(ModelError):
+        session.stacks.load(ticked)
+    assert "does not exist" in stack_html.models(
+        session.stacks, session.stacks.candidates(), ticked
+    )
+
+
+def test_hostile_model_names_stay_text(
+    handlers: stack.Handlers, session: Session, shelf: Shelf
+) -> None:
+    ticked, given = [shelf.put(EVIL)], values(handlers)
+    last(handlers.load(ticked, "", *given))
+    shown = last(handlers.profile(ticked, f"{EVIL}@2", *given))
+    assert list(session.stacks.drafts) == [EVIL]
+    for part in (handlers.parts.models, handlers.parts.profiled, handlers.parts.plan):
+        assert "<img" not in shown[part] and "&lt;img" in shown[part]
+    assert "<img" not in shown[handlers.parts.findings]

@@ -1,0 +1,237 @@
+"""The start: the page is served at once, and the first model comes while it is there."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.service.models import Progress
+from app.service.recorder import Update
+from app.service.session import Session
+from app.web import layout
+from app.web.tabs import chat
+from app.web.verdicts import waiting_line
+from engine.backends.base import Backend
+from engine.errors import Cancelled, ModelError, PromptError
+from engine.loaded import NOTHING
+from engine.local import Local
+from engine.models import loaders
+from engine.queue import Waiting
+from engine.settings import Runtime, Sampling
+from storage.database import Database
+from tests.conftest import EMBEDDED, ROOT
+from tests.service.test_models import ME, Shop, ask, preferences, quick, shop
+from tests.web.test_tabs import made
+
+__all__ = ["quick", "shop"]
+
+
+class Start:
+    """An app whose first model, "one", is read when `go` is set, or cannot be read."""
+
+    def __init__(self, shop: Shop, db: Database) -> None:
+        self.shop, self.go = shop, threading.Event()
+
+        def load(source: str, runtime: Runtime) -> Backend:
+            assert self.go.wait(20)
+            return shop.load(source, runtime)
+
+        coming = replace(NOTHING, name="one", sampling=Sampling(0.9))
+        found = replace(shop.reading(), load=load)
+        self.session = Session(Local(reading=found), db, reading=found, coming=coming)
+        self.loading = self.session.models.start(shop.source("one"))
+        self.told: list[Progress] = []
+        self.error = ""
+        self.thread = threading.Thread(target=self.follow)
+        self.thread.start()
+
+    def follow(self) -> None:
+        try:
+            self.told += self.loading
+        except ModelError as error:
+            self.error = str(error)
+
+    def end(self) -> None:
+        self.go.set()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def start(shop: Shop, db: Database) -> Iterator[Start]:
+    started = Start(shop, db)
+    yield started
+    started.end()
+
+
+def test_what_is_said_meanwhile_is_stored_and_answered(start: Start) -> None:
+    session = start.session
+    conversation = session.say(ME, None, "hello there")
+    items = session.answer(ME, conversation, preferences())
+    first = next(items)
+    assert first == Waiting(1, loading=True) and "until the model is loaded" in waiting_line(first)
+    assert [m.content for m in session.conversations(ME).messages(conversation)] == ["hello there"]
+    start.go.set()
+    *_, last = items
+    assert isinstance(last, Update) and last.text
+    assert ask(session).text == last.text, "as at any other time"
+
+
+def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
+    start: Start,
+) -> None:
+    session = start.session
+    conversation = session.say(ME, None, "hello there")
+    items = session.answer(ME, conversation, preferences())
+    next(items)
+    session.stop(ME, conversation)
+    with pytest.raises(Cancelled):
+        list(items)
+    with pytest.raises(PromptError):
+        session.say(ME, conversation, "  ")
+    session.edit(ME, conversation, 0, "something else")
+    start.end()
+    *_, last = session.answer(ME, conversation, preferences())
+    assert isinstance(last, Update) and last.text
+
+
+def test_a_first_model_that_cannot_be_read_leaves_an_app_that_says_so(
+    start: Start, shop: Shop
+) -> None:
+    session = start.session
+    conversation = session.say(ME, None, "hello there")
+    items = session.answer(ME, conversation, preferences())
+    next(items)
+    shop.broken.add(shop.source("one"))
+    start.end()
+    assert "damaged" in start.error and session.models.loading is None
+    with pytest.raises(ModelError, match="No model is loaded"):
+        list(items)
+    with pytest.raises(ModelError, match="No model is loaded"):
+        session.say(ME, None, "and now?")
+    header = layout.header(session, ())
+    assert "damaged" in header and "No model is loaded" in header and ">one<" not in header
+    assert layout.invitation(session) == "No model is loaded"
+    list(session.models.load(shop.source("two")))
+    *_, last = session.answer(ME, conversation, preferences())
+    assert isinstance(last, Update) and last.text, "what was said is still there"
+    assert "damaged" not in layout.header(session, ())
+
+
+@pytest.fixture
+def event(start: Start) -> tuple[Any, ...]:
+    """How a page waits for the model, and the components that it changes."""
+
+    def build() -> tuple[Any, ...]:
+        with gr.Blocks():
+            head, waited = gr.HTML(), gr.State(0)
+            talk = chat.build(start.session)
+            found = layout.waiting(start.session, head, ["a notice"], talk.box, waited)
+        return found[0], head, talk.box, waited
+
+    return made(build)
+
+
+def test_a_page_says_what_is_loaded_and_how_far_that_is_until_it_is(
+    start: Start, event: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, head, box, waited = event
+    monkeypatch.setattr("app.web.layout.UPDATE_SECONDS", 0.001)
+
+    async def watched() -> list[dict[Any, Any]]:
+        seen = []
+        async for changes in wait():
+            seen.append(changes)
+            if len(seen) == 1:
+                start.session.models.progress = Progress(0.4, "Measuring <one> …")
+            if len(seen) == 2:
+                start.go.set()
+        return seen
+
+    first, second, *_, last = asyncio.run(watched())
+    assert "Loading one …" in first[head] and "No model" not in first[head]
+    assert "a notice" in first[head] and "one is being loaded" in first[box]["placeholder"]
+    assert "Measuring &lt;one&gt; … 40 %" in second[head] and waited not in second
+    assert "context" in last[head] and "…" not in last[head] and last[waited] == 1
+    assert last[box]["placeholder"] == "Message one"
+
+    async def later() -> list[dict[Any, Any]]:
+        return [changes async for changes in wait()]
+
+    only = asyncio.run(later())
+    assert [list(changes) for changes in only] == [[waited]] and only[0][waited] != 1
+
+
+def test_pages_begin_with_what_stays_true(start: Start) -> None:
+    """Every page begins with what was built before the model was there."""
+    blocks = made(lambda: layout.build(start.session))
+    found = {block.elem_id: block for block in blocks.blocks.values() if block.elem_id}
+    assert ">one</span>" in found["header"].value and "…" not in found["header"].value
+    assert found["box"].placeholder == "Message one"
+    values = [getattr(block, "value", None) for block in blocks.blocks.values()]
+    assert 0.9 in values, "the sampler of the model that comes"
+
+
+def test_the_sampler_is_known_before_the_model(tmp_path: Path) -> None:
+    assert loaders.sampler(str(EMBEDDED)) == Sampling(0.8, min_p=0.05)
+    file = tmp_path / "generation_config.json"
+    assert loaders.sampler(str(tmp_path)) == Sampling() == loaders.sampler("owner/name")
+    for content in ("[]", "{", json.dumps({"temperature": "hot"}), json.dumps({"top_p": 7})):
+        file.write_text(content)
+        assert loaders.sampler(str(tmp_path)) == Sampling(), content
+
+
+@pytest.mark.parametrize("source", ["./no/such/model", "/no/such/model.gguf", "nothing.gguf"])
+def test_a_path_where_nothing_is_is_refused_before_anything_is_imported(
+    source: str, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, runpy; sys.argv = ['app.py', '--model', sys.argv[1], '--data-dir', "
+        "sys.argv[2], '--no-browser']\n"
+        "try:\n    runpy.run_path('app.py', run_name='__main__')\n"
+        "except SystemExit as end:\n    print(end.code, 'gradio' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, source, str(tmp_path / "data")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["2", "False"]
+    assert source in done.stderr and "does not exist" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_gradio_is_imported_without_writing_stub_files() -> None:
+    """And is itself otherwise."""
+    code = (
+        "import sys\n"
+        "from app.web.gradio_import import skip_stubs\n"
+        "skip_stubs()\n"
+        "import ast\n"
+        "parsed = []\n"
+        "whole = ast.get_source_segment\n"
+        "ast.get_source_segment = lambda *a, **k: parsed.append(a) or whole(*a, **k)\n"
+        "import gradio\n"
+        "ours = 'app.web.gradio_import'\n"
+        "left = [finder for finder in sys.meta_path if type(finder).__module__ == ours]\n"
+        "print(len(parsed), hasattr(gradio.Textbox(), 'submit'), len(left))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "True", "0"]
+
+
+@pytest.mark.parametrize("source", [str(EMBEDDED), "owner/name", "owner/name:file.gguf"])
+def test_what_may_be_there_is_not_refused(source: str) -> None:
+    loaders.check_there(source)

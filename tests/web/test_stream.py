@@ -1,0 +1,408 @@
+"""Server-sent events as a program sees them that reads them: nothing is lost, nothing comes twice,
+little is sent, and nobody who may not look sees anything."""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+
+from app.arguments import parse
+from app.service.generation import Answer, Generations
+from app.service.preferences import Preferences
+from app.service.recorder import UPDATE_SECONDS, Update
+from app.service.session import Session
+from app.web import server, stream
+from app.web.stream import News, Teller
+from engine.backends.toy import ToyBackend
+from engine.local import Local
+from engine.settings import Generation, Sampling
+from engine.types import MODEL, TARGET, Finish, Step, Token
+from storage.conversations import Piece
+from storage.database import Database
+from tests.service.test_recorder import recorder, store
+from tests.service.test_session import ME, preferences, soon
+
+__all__ = ["recorder", "store"]
+BYTES_PER_TOKEN = 60
+Columns = list[tuple[str, str, int, int, int]]
+
+
+@pytest.fixture
+def session(db: Database, toy: ToyBackend) -> Session:
+    return Session(Local(backend=toy), db)
+
+
+def columns(pieces: Any) -> Columns:
+    """Text, source, match length, step and percent of tokens."""
+    return [
+        (p.text, p.source, p.match_length, p.step, max(1, round(100 * p.probability)))
+        for p in pieces
+    ]
+
+
+class Page:
+    """What a page makes of a stream: its tokens as columns, and all else that it was told."""
+
+    def __init__(self) -> None:
+        self.tokens: Columns = []
+        self.sources: list[str] = []
+        self.told: list[str] = []
+
+    def hear(self, kind: str, data: Any, at: int) -> None:
+        self.told.append(kind)
+        if kind == "sources":
+            self.sources = data["sources"]
+        if kind:
+            return
+        assert at - sum(len(group[3]) for group in data) == len(self.tokens), "a gap, or twice"
+        step = self.tokens[-1][3] if self.tokens else 0
+        for number, match, steps, texts, percents in data:
+            step += steps
+            for text, percent in zip(texts, percents, strict=True):
+                self.tokens.append((text, self.sources[number], match, step, percent))
+
+    def read(self, body: bytes) -> int:
+        """Take in the events of a body, as a browser does; the last id."""
+        at = len(self.tokens)
+        for event in body.decode().split("\n\n"):
+            lines = [line.split(":", 1) for line in event.split("\n") if line]
+            fields = {name: value.removeprefix(" ") for name, value in lines}
+            at = int(fields.get("id", at))
+            if "data" in fields:
+                self.hear(fields.get("event", ""), json.loads(fields["data"]), at)
+        return at
+
+
+def grown(index: int, texts: str, finish: Finish | None = None) -> Step:
+    tokens = tuple(
+        Token(n, n, TARGET if n == len(texts) - 1 else MODEL, 3, text, 0.5)
+        for n, text in enumerate(texts)
+    )
+    return Step(index, tokens, verify_seconds=0.01, finish=finish)
+
+
+def test_each_moment_tells_what_is_new(recorder: Any) -> None:
+    answer, page = Answer(ME, "c"), Page()
+    teller = Teller(answer, 0)
+    assert teller.news(0.0) == []
+    answer.ahead = 2
+    (waiting,) = teller.news(0.0)
+    assert waiting.kind == "waiting" and "2 requests" in waiting.data
+    for index in range(40):
+        recorder.add(grown(index, "abc"))
+        answer.ahead, answer.update = 0, recorder.update(0)
+        for kind, data, at in teller.news(index / 10):
+            page.hear(kind, data, at)
+        assert page.tokens == columns(recorder.pieces)
+    assert (
+        page.told[:4] == ["waiting", "sources", "", "figures"] and page.told.count("sources") == 1
+    )
+    assert page.told.count("figures") == 8, "twice a second at most"
+    assert teller.news(99.0)[0].kind == "figures" and teller.news(99.1) == []
+    answer.over = True
+    assert [news.kind for news in teller.news(99.2)] == ["figures", "end"]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 119, 120, 121, 5000])
+def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None:
+    for index in range(40):
+        recorder.add(grown(index, "abc"))
+    answer, page = Answer(ME, "c"), Page()
+    answer.update, answer.over = recorder.update(0), True
+    page.tokens = columns(recorder.pieces)[:start]
+    for kind, data, at in Teller(answer, start).news(0.0):
+        page.hear(kind, data, at)
+    assert page.tokens == columns(recorder.pieces) and page.told[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nb", "\r\n\r\n", "data: x\n\n", "\u2028", "\x00", "\ud800", '"']
+)
+def test_no_text_ends_an_event(text: str) -> None:
+    data = [[0, 0, 0, [text], [5]]]
+    sent = stream.encoded([News("", data, 1), News("end", 1, 1)])
+    page, wanted = Page(), text.encode("utf-8", "replace").decode()
+    page.sources = [TARGET]
+    assert page.read(sent) == 1 and page.tokens == [(wanted, TARGET, 0, 0, 5)]
+    assert page.told == ["", "end"] and sent.count(b"\n\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "start"),
+    [
+        ({}, "", 0),
+        ({}, "from=7", 7),
+        ({"last-event-id": "9"}, "from=7", 9),
+        ({"last-event-id": "x"}, "from=7", 7),
+        ({"last-event-id": ""}, "from=-1", 0),
+        ({"last-event-id": "²"}, "from=%C2%B2", 0),
+        ({"last-event-id": "9" * 5000}, "from=" + "9" * 5000, 0),
+    ],
+)
+def test_where_a_stream_begins(headers: dict[str, str], query: str, start: int) -> None:
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope = {"type": "http", "headers": raw, "query_string": query.encode()}
+    assert stream.begins(stream.Request(scope)) == start
+
+
+def heard(answer: Answer, start: int = 0, most: int = 10_000) -> list[tuple[float, list[News]]]:
+    """What a page is told, with the moments, up to so many times."""
+
+    async def listen() -> list[tuple[float, list[News]]]:
+        found, told = [], stream.tell(answer, start)
+        async for news in told:
+            found.append((asyncio.get_running_loop().time(), news))
+            if len(found) == most:
+                break
+        await told.aclose()
+        return found
+
+    return asyncio.run(listen())
+
+
+def test_the_first_event_comes_at_once_and_is_no_token(recorder: Any) -> None:
+    """By it the page knows that nothing on the way holds the stream back."""
+    ((_, news),) = heard(Answer(ME, "c"), most=1)
+    assert [event.kind for event in news] == ["sources"]
+
+
+def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any) -> None:
+    answer = Answer(ME, "c")
+
+    def grow() -> None:
+        for index in range(150):
+            recorder.add(grown(index, "ab", "eos" if index == 149 else None))
+            answer.update = recorder.update(0)
+            answer.bell.ring()
+            time.sleep(0.002)
+        answer.over = True
+        answer.bell.ring()
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    moments = heard(answer)
+    thread.join()
+    page = Page()
+    for _, news in moments:
+        for event in news:
+            page.hear(*event)
+    assert page.tokens == columns(recorder.pieces) and page.told[-1] == "end"
+    assert answer.bell.listening == {}, "nobody listens any more"
+    whole = moments[-1][0] - moments[1][0]
+    assert len(moments) - 2 <= whole / UPDATE_SECONDS + 1
+    assert len(moments) < 150, "steps are told together"
+
+
+def test_a_quiet_stream_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "QUIET_SECONDS", 0.01)
+    told = [news for _, news in heard(Answer(ME, "c"), most=3)]
+    assert told[1:] == [[], []] and stream.encoded([]) == b":\n\n"
+
+
+# over a real server
+
+
+class Held:
+    """Answers that are told what to do: each `release` lets one more update through."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.gate = session, threading.Semaphore(0)
+
+    def answer(self, owner: str, conversation: str, wanted: Preferences) -> Iterator[Any]:
+        for item in self.session.answer(owner, conversation, wanted):
+            if isinstance(item, Update) and item.finish is None:
+                self.gate.acquire(timeout=20)
+            yield item
+
+
+@pytest.fixture
+def served(session: Session) -> Iterator[Callable[..., int]]:
+    """Serves the session's streams; gives the port."""
+    opened: list[gr.Blocks] = []
+
+    def serve(generations: Generations, *more: str) -> int:
+        port = server.pick_port("127.0.0.1", 0)
+
+        async def launched() -> gr.Blocks:
+            with gr.Blocks(analytics_enabled=False) as blocks:
+                gr.HTML("inside")
+            options = parse(["--no-browser", *more])
+            server.launch(blocks, options, port, stream.routes(generations))
+            return blocks
+
+        opened.append(asyncio.run(launched()))
+        return port
+
+    yield serve
+    for blocks in opened:
+        blocks.close(verbose=False)
+
+
+def asked(port: int, path: str, method: str = "GET", **more: Any) -> httpx.Response:
+    return httpx.request(method, f"http://127.0.0.1:{port}{path}", timeout=20, **more)
+
+
+def wire(port: int, path: str) -> bytes:
+    """All bytes that come back, with the headers and what frames the body."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        found = b""
+        while not found.endswith(b"\r\n0\r\n\r\n"):
+            found += connection.recv(1 << 16)
+    return found
+
+
+def test_a_connection_that_is_cut_again_and_again_loses_nothing(
+    session: Session, served: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    held = Held(session)
+    generations = Generations(held.answer)
+    port = served(generations)
+    conversation = session.say(ME, None, "hello there")
+    answer = generations.start(ME, conversation, preferences())
+    page, at = Page(), 0
+    for number in count():
+        address = f"http://127.0.0.1:{port}/stream/{answer.token}?from=0"
+        held.gate.release(2)
+        body, again = b"", {"Last-Event-ID": str(at)}
+        with httpx.stream("GET", address, headers=again, timeout=20) as response:
+            for part in response.iter_raw():
+                body += part
+                if b"\nid:" in body or body.startswith(b"id:"):
+                    break
+        at = page.read(body)
+        if "end" in page.told or number > 100:
+            break
+    assert number > 3, "it was cut often enough"
+    assert answer.update is not None and page.tokens == columns(answer.update.pieces)
+    assert soon(lambda: not answer.bell.listening), "whose connection is cut listens no more"
+
+
+def test_two_pages_see_the_same(session: Session, served: Callable[..., int]) -> None:
+    port = served(session.generations)
+    conversation = session.say(ME, None, "hello there")
+    answer = session.generations.start(ME, conversation, preferences())
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(asked, [port] * 2, [f"/stream/{answer.token}"] * 2)
+    bodies = [response.content for response in (first, second)]
+    pages = [Page(), Page()]
+    for page, body in zip(pages, bodies, strict=True):
+        assert body.startswith(b": open\n") and page.read(body) == 60
+    assert answer.update is not None
+    assert pages[0].tokens == pages[1].tokens == columns(answer.update.pieces)
+    assert first.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert first.headers["cache-control"] == "no-store"
+    assert first.headers["x-accel-buffering"] == "no"
+    assert "content-encoding" not in first.headers, "nothing between holds it back to pack it"
+
+
+def test_whose_answer_it_is_the_token_says(session: Session, served: Callable[..., int]) -> None:
+    port = served(session.generations)
+    conversation = session.say(ME, None, "hello there")
+    answer = session.generations.start(ME, conversation, preferences())
+    assert soon(lambda: answer.over)
+    assert asked(port, f"/stream/{answer.token}").status_code == 200
+    wrong = (answer.token[:-1], answer.token + "x", answer.token.swapcase(), "x", conversation)
+    assert {asked(port, f"/stream/{token}").status_code for token in wrong} == {404}
+    own = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}
+    assert asked(port, f"/stream/{answer.token}", headers=own).status_code == 200
+    for foreign in (
+        {"Origin": "http://evil.example"},
+        {**own, "Sec-Fetch-Site": "cross-site"},
+        {**own, "Sec-Fetch-Dest": "image"},
+        {**own, "Sec-Fetch-Dest": "document"},
+    ):
+        assert asked(port, f"/stream/{answer.token}", headers=foreign).status_code == 403
+    away = asked(port, f"/stream/{answer.token}", headers={"Host": "evil.example"})
+    assert away.status_code == 421
+
+
+def test_who_has_not_logged_in_watches_nothing(
+    session: Session, served: Callable[..., int]
+) -> None:
+    port = served(session.generations, "--auth", "ann:secret")
+    conversation = session.say(ME, None, "hello there")
+    answer = session.generations.start(ME, conversation, preferences())
+    assert soon(lambda: answer.over)
+    path = f"/stream/{answer.token}"
+    assert asked(port, path).status_code == 401
+    assert asked(port, path, headers={"Cookie": "access-token-x=y"}).status_code == 401
+    own = {"Origin": f"http://127.0.0.1:{port}"}
+    said = {"username": "ann", "password": "secret"}
+    entered = asked(port, "/login", "POST", data=said, headers=own)
+    assert entered.status_code == 200
+    cookies = {"Cookie": "; ".join(f"{n}={v}" for n, v in entered.cookies.items())}
+    assert asked(port, path, headers=cookies).status_code == 200
+    assert asked(port, "/stream/nobody", headers=cookies).status_code == 404
+
+
+@pytest.mark.model
+def test_an_answer_of_512_tokens_takes_few_bytes(
+    db: Database, embedded: Any, served: Callable[..., int]
+) -> None:
+    """With headers and framing; how often figures come depends on the clock, see below."""
+    session = Session(Local(backend=embedded), db)
+    port = served(session.generations)
+    generation = Generation(Sampling(temperature=0.8, seed=10), max_tokens=512)
+    wanted = Preferences(generation, fresh_seed=False)
+    conversation = session.say(ME, None, "Tell a very long story about the sea.")
+    answer = session.generations.start(ME, conversation, wanted)
+    sent = wire(port, f"/stream/{answer.token}")
+    assert answer.tokens == 512 and answer.update is not None
+    figures = sum(map(len, re.findall(rb"event:figures\ndata:[^\n]*\n\n", sent)))
+    assert 0 < figures < len(sent) and len(sent) - figures <= BYTES_PER_TOKEN * 512
+    whole = told_at(answer.update, tokens_per_second=150)
+    print(f"{len(sent) / 512:.1f} bytes per token; {whole / 512:.1f} at 150 tokens per second")
+    assert whole <= BYTES_PER_TOKEN * 512
+
+
+def told_at(update: Update, tokens_per_second: float) -> int:
+    """The bytes that tell an answer, figures included, at a speed by a clock of our own."""
+    answer, bytes_sent, at = Answer(ME, "c"), 0, 0
+    teller, each = Teller(answer, 0), int(tokens_per_second * UPDATE_SECONDS)
+    while not answer.over:
+        at = min(update.tokens, at + each)
+        answer.update, answer.over = replace(update, tokens=at), at == update.tokens
+        news = teller.news(at / tokens_per_second)
+        bytes_sent += len(stream.encoded(news)) + len(b"fff\r\n\r\n")
+    return bytes_sent
+
+
+def test_pieces_are_told_as_they_are_stored() -> None:
+    """What a reload draws is what was drawn while the answer grew."""
+    from app.web import render
+
+    pieces = [Piece(str(n), MODEL if n % 3 else TARGET, n % 3, n // 3, n, 0.5) for n in range(30)]
+    whole: dict[str, int] = {}
+    page, later = Page(), Page()
+    page.sources = later.sources = [TARGET, MODEL]
+    page.hear("", render.groups(pieces, whole), 30)
+    sources = dict(whole)
+    for at in (0, 9, 21):
+        step = pieces[at - 1].step if at else 0
+        end = {0: 9, 9: 21, 21: 30}[at]
+        later.hear("", render.groups(pieces[at:end], sources, step), end)
+    assert page.tokens == later.tokens == columns(pieces)
+
+
+def test_waiting_is_told_and_taken_back() -> None:
+    answer = Answer(ME, "c")
+    teller = Teller(answer, 0)
+    for ahead, told in ((1, 1), (1, 0), (3, 1), (0, 1), (0, 0)):
+        answer.ahead = ahead
+        news = teller.news(0.0)
+        assert len(news) == told and all(event.kind == "waiting" for event in news)
+        if told:
+            assert ("Waiting for the model" in news[0].data) == bool(ahead)
