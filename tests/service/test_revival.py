@@ -23,7 +23,7 @@ from engine.engine import Load, Request
 from engine.errors import EngineDied, ModelError
 from engine.loaded import nothing
 from engine.local import Local
-from engine.reading import Reading
+from engine.models.loaders import Reading
 from engine.models.memory import Need
 from engine.remote import Remote
 from engine.settings import Drafting, Generation, Runtime, Sampling
