@@ -22,7 +22,7 @@ from bench.options import (
     open_databases,
     print_record,
 )
-from bench.peers import Peer
+from bench.peer import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from bench.speed import summary, times
 from engine.drafting.costs import measure_costs

@@ -17,7 +17,7 @@ import llama_cpp
 from llama_cpp import LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from bench.peers import LLAMA_LOOKUP, Reply, paced
+from bench.peer import LLAMA_LOOKUP, Reply, paced
 from engine.backends import fast_path
 from engine.backends.base import Backend
 from engine.backends.llamacpp import LlamaCppBackend

@@ -21,7 +21,7 @@ from typing import Any, Self
 import llama_cpp
 
 from bench.llama_peers import DRAFTED, SEEDS, Gguf, temperature_of
-from bench.peers import LOOKUP, SERVER, Reply, paced
+from bench.peer import LOOKUP, SERVER, Reply, paced
 from engine.errors import ModelError, SettingError
 from engine.settings import Generation
 

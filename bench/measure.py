@@ -11,7 +11,7 @@ from time import perf_counter
 
 from tqdm import tqdm
 
-from bench.peers import Peer, Reply
+from bench.peer import Peer, Reply
 from engine.backends.base import Backend
 from engine.compare import cold
 from engine.decode import decode

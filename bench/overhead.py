@@ -34,7 +34,8 @@ from bench.options import (
     load_model,
     print_record,
 )
-from bench.peers import LLAMA, Peer, made_peers
+from bench.peer import LLAMA, Peer
+from bench.peers import made_peers
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from bench.speed import speed
 from engine.backends.base import Backend

@@ -15,19 +15,24 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Protocol
 
 from bench.options import EMBEDDED, LLAMA_CPP, TRANSFORMERS, kind_of, runtime_of, source_of
+from bench.peer import (
+    ASSISTED,
+    GENERATE,
+    LLAMA,
+    LLAMA_LOOKUP,
+    LOOKUP,
+    PROGRAMS,
+    PROMPT_LOOKUP,
+    SERVER,
+    Peer,
+)
 from bench.prompts import RANDOM
 from engine.backends.base import Backend
 from engine.errors import SettingError
 from engine.methods import METHODS, PREFIXES
-from engine.settings import Generation
 
-GENERATE, PROMPT_LOOKUP, ASSISTED = "generate", "prompt-lookup", "assisted"
-LLAMA, LLAMA_LOOKUP = "llama-cpp-python", "llama-lookup-python"
-LOOKUP, SERVER = PROGRAMS = ("llama-lookup", "llama-server")
 SPECULATION = ("ngram-mod", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 """What llama-server can draft from without a draft model (--spec-type), its default first."""
 PEERS = {
@@ -46,40 +51,6 @@ DEFAULTS = {
 BEST = (PROMPT_LOOKUP, "hd-published", *(n for n in PEERS[LLAMA_CPP] if n not in PLAIN))
 """The ones to beat: what drafts without a draft model, and is not ours."""
 SMALL = EMBEDDED.with_name("small")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer of a peer: its tokens, the end token included, and the seconds from prompt to end.
-
-    `decode_seconds` leave out what the prompt took (see `paced`). Where a program hands out `text`
-    alone, `tokens` are what the tokenizer makes of it, and `emitted` is how many there really were.
-    """
-
-    tokens: list[int]
-    seconds: float
-    decode_seconds: float
-    forwards: int
-    text: str | None = None
-    emitted: int = 0
-
-
-class Peer(Protocol):
-    """A decoder that is not ours."""
-
-    name: str
-
-    def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
-        """Answer a prompt from an empty cache."""
-
-
-def paced(seconds: float, behind: float, tokens: int, first: int = 1) -> float:
-    """The time of all tokens at the pace of those behind the first forward, which took `behind`.
-
-    The first one, which gives `first` tokens, reads the prompt as well, and our decode time leaves
-    that out. An answer of one forward has nothing else to go by than all its `seconds`.
-    """
-    return behind * tokens / (tokens - first) if tokens > first else seconds
 
 
 def checked_methods(options: argparse.Namespace) -> list[str]:
@@ -158,6 +129,7 @@ def made_peers(
     if not wanted:
         return {}
     made: dict[str, Peer] = {}
+    # Imported here, as a run needs one of the two libraries, and may have just that one.
     if kind_of(options.model) == TRANSFORMERS:
         from bench.transformers_peers import transformers_peer
 

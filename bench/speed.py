@@ -40,8 +40,8 @@ from bench.options import (
     open_databases,
     print_record,
 )
+from bench.peer import ASSISTED
 from bench.peers import (
-    ASSISTED,
     BEST,
     DEFAULTS,
     PLAIN,

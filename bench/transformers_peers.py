@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from bench.peers import ASSISTED, PROMPT_LOOKUP, Reply, paced
+from bench.peer import ASSISTED, PROMPT_LOOKUP, Reply, paced
 from engine.backends.base import Backend
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError

@@ -377,7 +377,7 @@ def test_the_pace_of_the_library_leaves_out_the_forward_that_reads_the_prompt() 
 
 def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
     from bench.measure import Result, one_run
-    from bench.peers import Reply
+    from bench.peer import Reply
     from bench.speed import step_figures
     from engine.methods import METHODS, Databases
 

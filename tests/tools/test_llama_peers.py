@@ -17,7 +17,8 @@ import pytest
 from bench.drafts import draft_name
 from bench.measure import Result, match_texts
 from bench.options import LLAMA_CPP, SHORT, TRANSFORMERS, kind_of, source_of
-from bench.peers import DEFAULTS, PEERS, PROGRAMS, Reply, checked_methods, paced, program_versions
+from bench.peer import PROGRAMS, Reply, paced
+from bench.peers import DEFAULTS, PEERS, checked_methods, program_versions
 from bench.speed import add_arguments, speed
 from engine.backends.toy import ToyBackend
 from engine.decode import decode
