@@ -22,7 +22,7 @@ from tqdm import tqdm
 from engine.backends.base import Backend
 from engine.decode import never
 from engine.errors import StorageError, StrataError
-from engine.models.loaders import READING, USUAL
+from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS
 from engine.types import Message
 from storage.statistics import SUFFIX
 from storage.statistics_build import FEWEST, build
@@ -96,9 +96,9 @@ def loaded(source: str) -> Backend:
             bar.total = total
             bar.update(done - bar.n)
 
-        if not READING.present(source):
-            READING.download(source, progress, never)
-    return READING.load(source, USUAL)
+        if not MODEL_LOADERS.present(source):
+            MODEL_LOADERS.download(source, progress, never)
+    return MODEL_LOADERS.load(source, DEFAULT_RUNTIME)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

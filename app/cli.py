@@ -81,7 +81,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     """The session on a new engine process, which ends with `stack`."""
     from app.service.models import title_of
     from app.service.session import Session
-    from engine.loaded import NOTHING
+    from engine.loaded import NO_MODEL_INFO
     from engine.local import Local
     from engine.models.loaders import sampler, settled
     from engine.queue import MOST_WAITING
@@ -94,7 +94,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     make = partial(Local, partial(open_table, statistics), each=each)
     engine = stack.enter_context(closing(Remote(make)))
     name, law = title_of(settled(options.model)), sampler(options.model)
-    coming = replace(NOTHING, name=name, sampling=law)
+    coming = replace(NO_MODEL_INFO, name=name, sampling=law)
     return Session(engine, database, options.public, folders=statistics, coming=coming)
 
 

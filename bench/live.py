@@ -140,7 +140,7 @@ class Runs:
             pairs.append(pair)
         self.databases.calibration = own.calibration
         said = [token.id for step in steps for token in step.tokens]
-        self.databases.past.finish([*prompt, *said], len(said))
+        self.databases.learned.finish([*prompt, *said], len(said))
         ratio = median(pair[True].seconds / pair[False].seconds for pair in pairs)
         live = live_speedup(read, steps, learned)
         plain_steps = sum(not step.proposed for step in steps)

@@ -272,7 +272,7 @@ def our_drafters(
     """One of our methods: a new conversation at every call, past answers in the model tier."""
     databases = Databases(statistics=table)
     for recording in train:
-        databases.past.finish([*recording.prompt, *recording.answer], len(recording.answer))
+        databases.learned.finish([*recording.prompt, *recording.answer], len(recording.answer))
     databases.drafters(method_named(name))  # what all conversations share is made here, once
     return lambda drafting: databases.next_conversation().drafters(method_named(name, drafting))
 

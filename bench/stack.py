@@ -61,14 +61,14 @@ def rivals(profile: Profile, rule: Rule) -> dict[str, Plan]:
     """The plans to measure, by the name of their method; without the databases under a model."""
     named = {}
     for spec, plan in candidates(profile, rule).items():
-        if plan.rungs:
+        if plan.levels:
             named[f"single:{spec}" if is_single(plan) else f"hsd:{spec}"] = plan
     return named
 
 
 def is_single(plan: Plan) -> bool:
     """Whether one draft model drafts alone."""
-    return len(plan.rungs) == 1 and not plan.databases
+    return len(plan.levels) == 1 and not plan.databases
 
 
 def run(options: argparse.Namespace) -> None:

@@ -113,7 +113,7 @@ def decode(
 def depth_of(backend: Backend, length: int, limit: int) -> int:
     """How deep a tree behind `length` tokens may be: its tokens and the one that follows them stay
     within `limit`, and what the model decides in one forward within its room."""
-    room = backend.room(length)
+    room = backend.depth_limit(length)
     return limit - length - 1 if room is None else min(limit - length - 1, room)
 
 
@@ -147,7 +147,7 @@ class PendingTokens:
 
     def learn(self) -> None:
         """Have the drafters learn them, or as many of the last as the controller allows."""
-        new = self.controller.lesson(self.new)
+        new = self.controller.learnable(self.new)
         if new:
             likely = self.likely if new == self.new else None
             seconds = self.timed(lambda d: d.observe(self.tokens, new, likely), self.drafters)

@@ -9,8 +9,9 @@ Long work is a `Stream` (engine/streams.py): its events come as they are made, w
 looks, and its `stop` ends this piece of work alone. All of it waits in one queue (engine/queue.py).
 
 The engine keeps what it learns in memory and stores nothing. What is to be kept comes as events
-(Logged, Said, Calibrated, Costed). What it needs and does not know (any more) it asks for
-(WantedPast, WantedLog, WantedCosts), and whoever reads the stream answers with `reply`.
+(ContextLogged, NgramsLearned, Calibrated, CostsMeasured). What it needs and does not know, or no
+longer knows, it asks for (WantedPastAnswers, WantedContextLog, WantedCosts). Whoever reads the
+stream answers with `reply`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +21,14 @@ from typing import Any, NamedTuple, Protocol
 from engine.backends.base import BackendInfo
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial
-from engine.loaded import NOTHING, Costs
+from engine.loaded import NO_MODEL_INFO, Costs
 from engine.methods import METHODS, Method
 from engine.models.memory import Need
-from engine.queue import ME, Waiting
+from engine.queue import OWNER, Waiting
 from engine.runs import UNMEASURED, PlainSpeed
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import Gram, Learned, Message, Prefill, Step, TrustRow
+from engine.types import CalibrationRow, Gram, Learned, Message, Prefill, Step
 
 # what is asked for
 
@@ -37,13 +38,13 @@ class Measured:
     """A run that starts from nothing and leaves no trace, so that runs can be compared.
 
     Its drafters know what the model said to the owner before, but for `unlearned`: an answer, the
-    last `new` of its tokens. `trusted` is how far evidence is trusted, None for as far as now.
-    `warm` has the machine woken up first, by a few steps that are not part of the run.
+    last `new` of its tokens. `calibration` holds the evidence weights of the run, None for
+    those of now. `warm` has the machine woken up first, by a few steps that are not part of it.
     """
 
     unlearned: tuple[int, ...] = ()
     new: int = 0
-    trusted: tuple[TrustRow, ...] | None = None
+    calibration: tuple[CalibrationRow, ...] | None = None
     warm: bool = False
 
 
@@ -61,7 +62,7 @@ class Request:
     generation: Generation = Generation()
     method: Method = METHODS["hd"]
     profile: Profile | None = None
-    owner: str = ME
+    owner: str = OWNER
     conversation: str = ""
     measured: Measured | None = None
 
@@ -84,25 +85,25 @@ class Load:
 class Started:
     """The run's turn has come: by the model of `info`, behind the tokens of `prompt`.
 
-    `dropped` older messages did not fit the context. `trusted` is how far evidence was trusted
+    `dropped` older messages did not fit the context. `calibration` holds the evidence weights
     before the run.
     """
 
     info: BackendInfo
     prompt: tuple[int, ...]
     dropped: int
-    trusted: tuple[TrustRow, ...]
+    calibration: tuple[CalibrationRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class ContextLogged:
     """Tokens that the conversation's log is to be continued with."""
 
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NgramsLearned:
     """The distinct n-grams of an answer, for what the model said to the owner; with them it holds
     `size` n-grams."""
 
@@ -112,13 +113,13 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """How far evidence can be trusted from now on."""
+    """The evidence weights from now on."""
 
-    rows: tuple[TrustRow, ...]
+    rows: tuple[CalibrationRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Costed:
+class CostsMeasured:
     """What forwards of a model cost, as it was measured or corrected."""
 
     info: BackendInfo
@@ -145,15 +146,15 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedPast:
-    """What the model said to the owner: reply with a `PastRecord`."""
+class WantedPastAnswers:
+    """What the model said to the owner: reply with a `StoredPastAnswers`."""
 
     fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
-class WantedLog:
-    """The conversation's log in the tokens of that tokenizer: reply with a `LogRecord`."""
+class WantedContextLog:
+    """The conversation's log in the tokens of that tokenizer: reply with a `StoredContextLog`."""
 
     tokenizer_fingerprint: str
 
@@ -165,14 +166,14 @@ class WantedCosts:
     info: BackendInfo
 
 
-class PastRecord(NamedTuple):
+class StoredPastAnswers(NamedTuple):
     """What was stored of all the answers of a model to an owner."""
 
     grams: Sequence[Gram] = ()
-    rows: Sequence[TrustRow] = ()
+    rows: Sequence[CalibrationRow] = ()
 
 
-class LogRecord(NamedTuple):
+class StoredContextLog(NamedTuple):
     """What was stored of a conversation: its newest tokens, of which at most `cap` are kept."""
 
     tokens: Sequence[int] = ()
@@ -185,16 +186,16 @@ Event = (
     | Prefill
     | Step
     | Learned
-    | Logged
-    | Said
+    | ContextLogged
+    | NgramsLearned
     | Calibrated
-    | Costed
+    | CostsMeasured
     | Notice
-    | WantedPast
-    | WantedLog
+    | WantedPastAnswers
+    | WantedContextLog
 )
 """What an answer consists of: Started, a Prefill, its Steps, Learned; around them the rest."""
-Loading = Waiting | Share | Costed | Notice | WantedCosts
+Loading = Waiting | Share | CostsMeasured | Notice | WantedCosts
 """What loading a model reports."""
 
 
@@ -215,7 +216,7 @@ class State:
     """What is loaded. `there` says whether a model is: while one makes room for another, `info` is
     still the old one's."""
 
-    info: BackendInfo = NOTHING
+    info: BackendInfo = NO_MODEL_INFO
     there: bool = False
     source: str = ""
     runtime: Runtime = Runtime()
@@ -303,7 +304,7 @@ def answered(stream: Stream[Any], reply: Callable[[Any], Any]) -> Iterator[Any]:
     """The items of a stream; what it asks for is answered by `reply`. Where that fails, the stream
     is stopped: nobody may wait for an answer that never comes."""
     for item in stream:
-        if isinstance(item, WantedPast | WantedLog | WantedCosts):
+        if isinstance(item, WantedPastAnswers | WantedContextLog | WantedCosts):
             try:
                 stream.reply(reply(item))
             except BaseException:
@@ -315,6 +316,6 @@ def answered(stream: Stream[Any], reply: Callable[[Any], Any]) -> Iterator[Any]:
 
 def unknown(wanted: Any) -> Any:
     """The reply of who has stored nothing."""
-    if isinstance(wanted, WantedPast):
-        return PastRecord()
-    return LogRecord() if isinstance(wanted, WantedLog) else None
+    if isinstance(wanted, WantedPastAnswers):
+        return StoredPastAnswers()
+    return StoredContextLog() if isinstance(wanted, WantedContextLog) else None

@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 
 from engine.backends.base import Backend, BackendInfo
 from engine.drafting.costs import CostCurve, measure_costs
-from engine.drafting.knowledge import Knowledge
+from engine.drafting.memory import DraftingMemory
 from engine.errors import ModelError
 from engine.methods import Method
 from engine.prompt import Chat
@@ -20,7 +20,7 @@ from engine.sequences import Sequences
 from engine.settings import Runtime
 from engine.types import Message
 
-NOTHING = BackendInfo(
+NO_MODEL_INFO = BackendInfo(
     name="no model",
     kind="",
     fingerprint="",
@@ -33,13 +33,13 @@ NOTHING = BackendInfo(
 NO_MODEL = "No model is loaded at the moment. Wait until one is, or load it in the Models tab."
 
 
-class Away:
+class NoModel:
     """Stands where no model is: before the first one, and while one makes room for the next.
 
     `info` is that of the model which was there. Whatever is asked of it raises ModelError.
     """
 
-    def __init__(self, info: BackendInfo = NOTHING) -> None:
+    def __init__(self, info: BackendInfo = NO_MODEL_INFO) -> None:
         self.info = replace(info, can_tree=False, note=NO_MODEL)
 
     bytes = 0
@@ -51,7 +51,7 @@ class Away:
     def vocabulary(self) -> Sequence[str]:
         self.refuse()
 
-    tokenize = detokenize = render = prefill = room = score = accept = open = refuse
+    tokenize = detokenize = render = prefill = depth_limit = score = accept = open = refuse
 
     def close(self) -> None:
         """There is nothing to free."""
@@ -75,7 +75,7 @@ class Loaded:
     """
 
     backend: Backend
-    knowledge: Knowledge
+    memory: DraftingMemory
     source: str = ""
     runtime: Runtime = Runtime()
     curve: CostCurve | None = None
@@ -90,7 +90,7 @@ class Loaded:
     @property
     def there(self) -> bool:
         """Whether there is a model."""
-        return not isinstance(self.backend, Away)
+        return not isinstance(self.backend, NoModel)
 
     # what forwards cost
 
@@ -147,6 +147,6 @@ class Loaded:
         self.plain = PlainSpeed(plain_speed(self.backend, prompt), "after loading")
 
 
-def nothing(info: BackendInfo = NOTHING) -> Loaded:
+def no_model(info: BackendInfo = NO_MODEL_INFO) -> Loaded:
     """No model, in the place of the one of that info."""
-    return Loaded(Away(info), Knowledge())
+    return Loaded(NoModel(info), DraftingMemory())

@@ -16,39 +16,39 @@ from engine.decode import decode
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import ContextTier
-from engine.drafting.knowledge import Guarded, Knowledge, Past, Room
+from engine.drafting.memory import DraftingMemory, Guarded, OpenConversation, PastAnswers
 from engine.drafting.model import ModelTier
 from engine.engine import (
     Calibrated,
-    Costed,
+    ContextLogged,
+    CostsMeasured,
     Draft,
     Event,
     Load,
     Loading,
-    Logged,
-    LogRecord,
     Measured,
+    NgramsLearned,
     Notice,
-    PastRecord,
     Request,
-    Said,
     Share,
     Started,
     State,
+    StoredContextLog,
+    StoredPastAnswers,
+    WantedContextLog,
     WantedCosts,
-    WantedLog,
-    WantedPast,
+    WantedPastAnswers,
 )
 from engine.errors import Busy, Cancelled, ModelError, SettingError, StrataError, first_line
 from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
-from engine.loaded import NO_MODEL, Costs, Loaded, nothing
+from engine.loaded import NO_MODEL, Costs, Loaded, no_model
 from engine.methods import METHODS, Databases, drafters_of
-from engine.models.loaders import READING, USUAL, Reading
+from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.queue import ME, MOST_WAITING, Run, Turns, Waiting, before_it_began
+from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
@@ -83,12 +83,12 @@ class Local:
     def __init__(
         self,
         statistics: Opener = without_statistics,
-        reading: Reading = READING,
+        loaders: ModelLoaders = MODEL_LOADERS,
         each: int = MOST_WAITING,
         backend: Backend | None = None,
     ) -> None:
-        self.statistics, self.reading = statistics, reading
-        self.turns = Turns(each)
+        self.statistics, self.loaders = statistics, loaders
+        self.queue = RunQueue(each)
         self.watch: Callable[[State], None] = lambda state: None
         self.drafts: dict[str, Backend] = {}
         self.sources: dict[str, str] = {}
@@ -97,9 +97,9 @@ class Local:
         """The draft models with the profile that was used last, and what was planned with it."""
         self.emit: Callable[[Event], None] = lambda event: None
         """Where what is learned goes: into the stream of the run under way."""
-        self.loaded = nothing()
+        self.loaded = no_model()
         if backend is not None:
-            self.loaded = self.dressed(backend, "", USUAL, lambda problem: None)
+            self.loaded = self.dressed(backend, "", DEFAULT_RUNTIME, lambda problem: None)
 
     # what is loaded
 
@@ -117,7 +117,7 @@ class Local:
     ) -> Loaded:
         """A backend with all that it takes to answer with it."""
         table = self.statistics(backend.info.tokenizer_fingerprint, report)
-        return Loaded(backend, Knowledge(table), source, runtime)
+        return Loaded(backend, DraftingMemory(table), source, runtime)
 
     def take(self, loaded: Loaded) -> None:
         """Use this model from now on. What was opened or loaded for the old one goes with it."""
@@ -155,13 +155,13 @@ class Local:
                 stream.put(Waiting(ahead))
 
         def leave() -> None:
-            if self.turns.leave(entry):
+            if self.queue.leave(entry):
                 stream.end(before_it_began())
 
         entry = Run(owner, run, tell, stream.stop, urgent)
         stream.leave = leave
         try:
-            self.turns.join(entry)
+            self.queue.join(entry)
         except (Busy, Cancelled) as error:
             stream.end(error)
         return stream
@@ -174,7 +174,7 @@ class Local:
     def answer(self, request: Request, stream: Stream[Event]) -> None:
         """One answer, on the model's thread."""
         self.need_model()
-        self.loaded.knowledge.sweep()
+        self.loaded.memory.sweep()
         self.emit = stream.put
         try:
             if request.measured is None:
@@ -195,33 +195,33 @@ class Local:
         """The events of an answer that is learned."""
         loaded, method, generation = self.loaded, request.method, request.generation
         cancelled = stream.stopped.is_set
-        past = self.past(request.owner, stream)
-        room = self.room(request, past, stream)
-        loaded.knowledge.fit(request.owner)
+        past = self.past_answers(request.owner, stream)
+        conversation = self.open_conversation(request, past, stream)
+        loaded.memory.fit(request.owner)
         chat = loaded.chat
-        chat.tokens = room.tokens
+        chat.tokens = conversation.tokens
         prompt, dropped = list(request.prompt), 0
         if request.messages:
             prompt, dropped = chat.fit(request.messages)
-            self.expect(room, prompt, request)
-        trusted = tuple(past.calibration.rows())
-        room.tokens = list(prompt)
+            self.expect(conversation, prompt, request)
+        calibration = tuple(past.calibration.rows())
+        conversation.tokens = list(prompt)
         with self.sequences(request) as (target, drafts):
-            drafters = self.drafters(request, room.databases, stream, target, drafts)
+            drafters = self.drafters(request, conversation.databases, stream, target, drafts)
             curve = loaded.curve_of(method) if drafters else None
-            yield Started(loaded.backend.info, tuple(prompt), dropped, trusted)
+            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration)
             events = decode(target, prompt, drafters, generation, method.drafting, cancelled, curve)
             try:
                 for event in events:
                     if isinstance(event, Step):
-                        room.tokens += [token.id for token in event.tokens]
+                        conversation.tokens += [token.id for token in event.tokens]
                     yield event
             finally:
-                if len(room.tokens) > len(prompt):
+                if len(conversation.tokens) > len(prompt):
                     self.emit(Calibrated(tuple(past.calibration.rows())))
                     if curve is not None:
-                        self.emit(Costed(loaded.backend.info, loaded.costs))
-                loaded.knowledge.fit(request.owner)
+                        self.emit(CostsMeasured(loaded.backend.info, loaded.costs))
+                loaded.memory.fit(request.owner)
 
     @contextmanager
     def sequences(self, request: Request) -> Iterator[tuple[Backend, dict[str, Backend]]]:
@@ -240,55 +240,65 @@ class Local:
                 for sequence in opened.values():
                     sequence.close()
 
-    def expect(self, room: Room, prompt: Sequence[int], request: Request) -> None:
+    def expect(
+        self, conversation: OpenConversation, prompt: Sequence[int], request: Request
+    ) -> None:
         """A conversation that was opened again has logged all but its last message before."""
-        context, backend = room.databases.context, self.loaded.backend
+        context, backend = conversation.databases.context, self.loaded.backend
         if context.log and not context.seen:
             fresh = len(backend.tokenize(backend.render(request.messages[-1:])))
             context.expect(prompt[: max(0, len(prompt) - fresh)])
 
-    def past(self, owner: str, stream: Stream[Event]) -> Past:
+    def past_answers(self, owner: str, stream: Stream[Event]) -> PastAnswers:
         """What the model said to an owner."""
 
-        def recall() -> Past:
-            wanted = WantedPast(self.loaded.backend.info.fingerprint)
-            stored: PastRecord = recalled(stream, wanted)
-            tier = ModelTier(stored.grams, lambda grams: self.emit(Said(tuple(grams), tier.size)))
-            return Past(tier, Calibration(stored.rows))
+        def recall() -> PastAnswers:
+            wanted = WantedPastAnswers(self.loaded.backend.info.fingerprint)
+            stored: StoredPastAnswers = recalled(stream, wanted)
+            tier = ModelTier(
+                stored.grams, lambda grams: self.emit(NgramsLearned(tuple(grams), tier.size))
+            )
+            return PastAnswers(tier, Calibration(stored.rows))
 
-        return self.loaded.knowledge.past(owner, recall)
+        return self.loaded.memory.answers_of(owner, recall)
 
-    def room(self, request: Request, past: Past, stream: Stream[Event]) -> Room:
+    def open_conversation(
+        self, request: Request, past: PastAnswers, stream: Stream[Event]
+    ) -> OpenConversation:
         """The open conversation of a request, its context tier warm from what was stored."""
-        knowledge = self.loaded.knowledge
+        memory = self.loaded.memory
 
-        def recall() -> Room:
-            wanted = WantedLog(self.loaded.backend.info.tokenizer_fingerprint)
-            stored: LogRecord = recalled(stream, wanted) if request.conversation else LogRecord()
+        def recall() -> OpenConversation:
+            wanted = WantedContextLog(self.loaded.backend.info.tokenizer_fingerprint)
+            stored: StoredContextLog = (
+                recalled(stream, wanted) if request.conversation else StoredContextLog()
+            )
 
             def logged(tokens: Sequence[int]) -> None:
                 if request.conversation:
-                    self.emit(Logged(tuple(tokens)))
+                    self.emit(ContextLogged(tuple(tokens)))
 
             context = ContextTier(stored.tokens, logged, stored.cap)
-            return Room(Databases(context, past.tier, knowledge.statistics, past.calibration))
+            return OpenConversation(
+                Databases(context, past.tier, memory.statistics, past.calibration)
+            )
 
         if not request.conversation:
             return recall()
-        return knowledge.room(request.owner, request.conversation, recall)
+        return memory.conversation(request.owner, request.conversation, recall)
 
     def measured(
         self, request: Request, wanted: Measured, stream: Stream[Event]
     ) -> Iterator[Event]:
         """The events of a run that starts from nothing and leaves no trace."""
         loaded, method, generation = self.loaded, request.method, request.generation
-        past = self.past(request.owner, stream)
-        loaded.knowledge.fit(request.owner)
-        tier, trusted = past.tier, wanted.trusted
+        past = self.past_answers(request.owner, stream)
+        loaded.memory.fit(request.owner)
+        tier, calibration = past.tier, wanted.calibration
         if wanted.unlearned:
             tier = tier.without(wanted.unlearned, wanted.new)
-        rows = past.calibration.rows() if trusted is None else trusted
-        base = Databases(None, tier, loaded.knowledge.statistics, Calibration(rows))
+        rows = past.calibration.rows() if calibration is None else calibration
+        base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
         prompt = list(request.prompt) or loaded.chat.prompt(request.messages, known=())
         with self.sequences(request) as (target, drafts):
             # What takes long to make is made before the run; what is missing is told at once.
@@ -337,7 +347,7 @@ class Local:
     # loading
 
     def load(self, wanted: Load) -> Stream[Loading]:
-        return self.start(ME, lambda stream: self.exchange(wanted, stream), urgent=True)
+        return self.start(OWNER, lambda stream: self.exchange(wanted, stream), urgent=True)
 
     def exchange(self, wanted: Load, stream: Stream[Loading]) -> None:
         """Read a model and put it in the place of the loaded one."""
@@ -360,7 +370,7 @@ class Local:
 
     def made(self, wanted: Load, stream: Stream[Loading]) -> Loaded:
         """A model, ready to answer: read, and known in its costs and its speed."""
-        backend = self.reading.load(wanted.source, wanted.runtime)
+        backend = self.loaders.load(wanted.source, wanted.runtime)
         if wanted.name:
             backend.info = replace(backend.info, name=wanted.name)
 
@@ -379,7 +389,7 @@ class Local:
                 except ModelError as error:
                     report(str(error))
             if loaded.curve is not None:
-                stream.put(Costed(backend.info, loaded.costs))
+                stream.put(CostsMeasured(backend.info, loaded.costs))
         loaded.measure_plain()
         # What was measured is no conversation: its cache would only take memory.
         backend.close()
@@ -397,7 +407,7 @@ class Local:
         before = Load(loaded.source, loaded.runtime, info.name), list(self.sources.items())
         there = loaded.there
         del loaded
-        self.take(nothing(info))
+        self.take(no_model(info))
         gc.collect()
         return before if there else None
 
@@ -421,7 +431,7 @@ class Local:
         return f" {old.name} is back."
 
     def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Loading]:
-        return self.start(ME, lambda stream: self.read_drafts(wanted))
+        return self.start(OWNER, lambda stream: self.read_drafts(wanted))
 
     def read_drafts(self, wanted: Sequence[tuple[str, str]]) -> None:
         """Have these draft models; those that are loaded already stay as they are."""
@@ -430,12 +440,12 @@ class Local:
         drafts: dict[str, Backend] = {}
         for name, source in wanted:
             known = there.get((name, source))
-            drafts[name] = known or self.reading.load(source, self.loaded.runtime)
+            drafts[name] = known or self.loaders.load(source, self.loaded.runtime)
         family = Family(self.loaded.backend, drafts)
         self.have(family.drafts, {name: dict(wanted)[name] for name in family.drafts})
 
     def unload_drafts(self) -> Stream[Loading]:
-        return self.start(ME, lambda stream: self.have({}, {}))
+        return self.start(OWNER, lambda stream: self.have({}, {}))
 
     # measuring
 
@@ -443,9 +453,9 @@ class Local:
         def work(stream: Stream[Loading]) -> None:
             self.need_model()
             self.time(self.loaded, stream)
-            stream.put(Costed(self.loaded.backend.info, self.loaded.costs))
+            stream.put(CostsMeasured(self.loaded.backend.info, self.loaded.costs))
 
-        return self.start(ME, work)
+        return self.start(OWNER, work)
 
     def profile(
         self, sampling: Sampling, texts: Sequence[str], tokens: int
@@ -467,7 +477,7 @@ class Local:
             assert profiler.profile is not None
             stream.put(profiler.profile)
 
-        return self.start(ME, work)
+        return self.start(OWNER, work)
 
     def trials(
         self,
@@ -495,12 +505,12 @@ class Local:
             for found in running:
                 stream.put(found if isinstance(found, list) else Share(found))
 
-        return self.start(ME, work)
+        return self.start(OWNER, work)
 
     @property
     def table(self) -> NgramTable | None:
         """The statistics for the loaded model's tokenizer."""
-        return self.loaded.knowledge.statistics
+        return self.loaded.memory.statistics
 
     def need_drafts(self) -> None:
         """Raise SettingError unless draft models are loaded."""
@@ -514,7 +524,7 @@ class Local:
         self.loaded.chat.check(text)
 
     def check_turn(self, owner: str) -> None:
-        self.turns.check(owner)
+        self.queue.check(owner)
 
     def tokenize(self, text: str) -> list[int]:
         return self.loaded.backend.tokenize(text)
@@ -524,29 +534,29 @@ class Local:
         return [detokenize(each) for each in tokens]
 
     def need(self, source: str, runtime: Runtime) -> Need:
-        return self.reading.need(source, runtime)
+        return self.loaders.need(source, runtime)
 
     def device(self, source: str, runtime: Runtime) -> str:
-        return self.reading.device(source, runtime)
+        return self.loaders.device(source, runtime)
 
     def free(self, device: str) -> int:
-        return self.reading.free(device)
+        return self.loaders.free(device)
 
     def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
         loaded = self.loaded
-        loaded.knowledge.unwanted.append((owner, conversation, past))
+        loaded.memory.unwanted.append((owner, conversation, past))
 
         def sweep() -> None:
-            loaded.knowledge.sweep()
+            loaded.memory.sweep()
             if conversation is not None:
                 loaded.sequences.drop((owner, conversation))
 
         # At once where nothing runs. The next run looks as well, as it may come before this.
-        self.turns.thread.submit(sweep)
+        self.queue.thread.submit(sweep)
 
     def close(self) -> None:
-        self.turns.close()
-        self.take(nothing())
+        self.queue.close()
+        self.take(no_model())
 
 
 def recalled(stream: Stream[Any], wanted: Any) -> Any:

@@ -131,10 +131,10 @@ def drafters_of(
     rule = method.drafting.rule
     if plan.databases and not found:
         all_tiers = replace(method, drafting=replace(method.drafting, tiers=TIERS))
-        if not plan.rungs:
+        if not plan.levels:
             return databases.drafters(all_tiers)
         found = [databases.learner()]
-    if not plan.rungs:
+    if not plan.levels:
         return found
     below = databases.below() if plan.databases else None
     return [*found, family.stack(plan, sampling, rule, below, cancelled)]
@@ -168,8 +168,8 @@ class Databases:
     ) -> None:
         self.context = context or ContextTier()
         self.harvest = HarvestTier()
-        self.past = model or ModelTier()
-        self.model: Tier = self.past
+        self.learned = model or ModelTier()
+        self.model: Tier = self.learned
         self.statistics = statistics
         self.calibration = calibration or Calibration()
         self.published: dict[str, Drafter] = {}
@@ -198,7 +198,7 @@ class Databases:
         if not self.published:
             self.published = {
                 CONTEXT: PublishedContext(),
-                MODEL: PublishedModel(self.past.grams()),
+                MODEL: PublishedModel(self.learned.grams()),
             }
             if self.statistics is not None:
                 self.published[STATISTICS] = PublishedStatistics(self.statistics)
@@ -227,7 +227,7 @@ class Databases:
 
     def next_conversation(self) -> "Databases":
         """Databases of another conversation with the same model: only the context is fresh."""
-        copy = Databases(None, self.past, self.statistics, self.calibration)
+        copy = Databases(None, self.learned, self.statistics, self.calibration)
         if self.published:
             copy.published = {**self.published, CONTEXT: PublishedContext()}
         return copy
@@ -241,8 +241,8 @@ class Databases:
         sorting of everything anew is not the paper's; what storing costs is not.
         """
         calibration = Calibration(self.calibration.rows())
-        copy = Databases(ContextTier(tuple(log)), self.past, self.statistics, calibration)
-        copy.model = Forgetful(self.past)
+        copy = Databases(ContextTier(tuple(log)), self.learned, self.statistics, calibration)
+        copy.model = Forgetful(self.learned)
         if self.published:
             copy.published = {**self.published, CONTEXT: PublishedContext()}
             past = self.published[MODEL]

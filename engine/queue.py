@@ -14,7 +14,7 @@ from itertools import count
 
 from engine.errors import Busy, Cancelled
 
-ME = "local"
+OWNER = "local"
 """The owner of what the app does by itself, and of everything where no one else can come in."""
 MOST_WAITING = 32
 """Runs of all owners that wait at once."""
@@ -43,7 +43,7 @@ class Run:
     ahead: int = 0
 
 
-class Turns:
+class RunQueue:
     """The queue, and the one thread on which runs have their turns.
 
     The libraries below keep a team of helper threads per calling thread. Called from whichever

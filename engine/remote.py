@@ -13,7 +13,7 @@ from engine.engine import Engine, Event, Load, Loading, Request, Share, State
 from engine.errors import EngineDied
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial
-from engine.loaded import Away
+from engine.loaded import NoModel
 from engine.models.memory import Need
 from engine.pipe import Process
 from engine.queue import Waiting
@@ -117,7 +117,7 @@ class Remote:
 
 def gone(state: State) -> State:
     """What is left of it when the process has ended."""
-    return State(Away(state.info).info)
+    return State(NoModel(state.info).info)
 
 
 def served(make: Callable[[], Engine], publish: Callable[[Any], None]) -> Engine:

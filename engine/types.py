@@ -57,14 +57,14 @@ class Work(NamedTuple):
     accepted: int = 0
 
 
-class TrustRow(NamedTuple):
-    """The learned trust in one kind of evidence: `trusted` of the `reached` tokens were its own."""
+class CalibrationRow(NamedTuple):
+    """What was learned of one kind of evidence: it predicted `credited` of the `reached` tokens."""
 
     tier: str
     match_length: int
     strength: int
     reached: float
-    trusted: float
+    credited: float
 
 
 class Followers:
@@ -73,7 +73,7 @@ class Followers:
     `total` occurrences had `distinct` different next tokens, of which `counts` holds the frequent
     ones. `strength` says in one small number how much such evidence is worth: it grows with the
     occurrences and is finer where the next tokens agree (engine/drafting/calibration.py learns how
-    far each strength can be trusted).
+    far each strength can be credited).
     """
 
     __slots__ = ("counts", "distinct", "order", "strength", "total")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from engine.types import TrustRow
+from engine.types import CalibrationRow
 from storage.database import Database
 
 
@@ -20,16 +20,16 @@ class CalibrationStore:
         self._db = db
         self._key = (db.key("owners", owner), db.key("fingerprints", fingerprint))
 
-    def load(self) -> list[TrustRow]:
+    def load(self) -> list[CalibrationRow]:
         """All usable rows, in no useful order."""
         rows = self._db.execute_read(
             "SELECT tier, match_length, strength, reached, trusted FROM calibrations "
             "WHERE owner = ? AND fingerprint = ?",
             self._key,
         )
-        return [TrustRow(*row) for row in rows if _usable(*row)]
+        return [CalibrationRow(*row) for row in rows if _usable(*row)]
 
-    def save(self, rows: Iterable[TrustRow]) -> None:
+    def save(self, rows: Iterable[CalibrationRow]) -> None:
         """Keep these rows in place of what was kept; one transaction."""
         with self._db.write() as handle:
             self.wipe()

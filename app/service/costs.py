@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from engine.backends.base import BackendInfo
 from engine.drafting.costs import CostCurve
-from engine.engine import Costed, Engine, Share
+from engine.engine import CostsMeasured, Engine, Share
 from engine.loaded import Costs as CostRecord
 from storage.costs import CostStore
 from storage.database import Database
@@ -66,7 +66,7 @@ class Costs:
         for item in self.engine.measure_costs():
             if isinstance(item, Share) and item.share is not None:
                 progress(item.share)
-            elif isinstance(item, Costed):
+            elif isinstance(item, CostsMeasured):
                 self.save(item.info, item.costs)
 
 

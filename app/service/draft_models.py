@@ -20,9 +20,9 @@ from engine.hsd.profile import Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
 from engine.methods import Method, plan_of
 from engine.models.load import is_gguf
-from engine.models.loaders import Reading, free_name, name_of, settled
+from engine.models.loaders import ModelLoaders, free_name, name_of, settled
 from engine.models.memory import Need
-from engine.queue import ME
+from engine.queue import OWNER
 from engine.settings import Drafting, Sampling
 from engine.streams import Stream
 from storage.database import Database
@@ -54,8 +54,8 @@ class Candidate:
 class Stacks:
     """See the module's docstring. `families` is None while no draft model is loaded."""
 
-    def __init__(self, engine: Engine, database: Database, reading: Reading) -> None:
-        self.engine, self.reading = engine, reading
+    def __init__(self, engine: Engine, database: Database, loaders: ModelLoaders) -> None:
+        self.engine, self.loaders = engine, loaders
         self.store = ProfileStore(database)
         self.offered: list[str] = []
         self.runs = Runs()
@@ -91,7 +91,7 @@ class Stacks:
         source = settled(source)
         if not source:
             raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
-        if self.reading.present(source) or not is_gguf(source):
+        if self.loaders.present(source) or not is_gguf(source):
             self.need(source)
         if source not in self.offered:
             self.offered.append(source)
@@ -103,7 +103,7 @@ class Stacks:
         for source in dict.fromkeys([*self.offered, *self.sources.values()]):
             need, problem = None, ABSENT
             try:
-                if self.reading.present(source):
+                if self.loaders.present(source):
                     need, problem = self.need(source), ""
             except StrataError as error:
                 problem = str(error)
@@ -133,18 +133,18 @@ class Stacks:
         if not wanted:
             raise ModelError("No draft model is chosen. Tick one at least, then load.")
         for source in wanted:
-            if not self.reading.present(source):
+            if not self.loaders.present(source):
                 (fetch or self.fetch)(source)
         self.check_memory([s for s in wanted if s not in self.sources.values()])
-        with self.runs.begin(ME, "") as run:
+        with self.runs.begin(OWNER, "") as run:
             for _ in run.stop.start(lambda: self.engine.load_drafts(self.named(wanted))):
                 pass
         self.offered += [source for source in wanted if source not in self.offered]
 
     def fetch(self, source: str) -> None:
         """Download what is missing of a model, unseen, until it is stopped."""
-        with self.runs.begin(ME, "") as run:
-            self.reading.download(source, lambda done, total: None, run.stop.is_set)
+        with self.runs.begin(OWNER, "") as run:
+            self.loaders.download(source, lambda done, total: None, run.stop.is_set)
 
     def check_memory(self, sources: Sequence[str]) -> None:
         """Raise ModelError unless these models fit into what is free."""
@@ -256,7 +256,7 @@ class Stacks:
 
     def stop(self) -> None:
         """End the profile, the measurement or the download that waits or is under way."""
-        self.runs.stop(ME, "")
+        self.runs.stop(OWNER, "")
 
     def profile(
         self, sampling: Sampling, texts: Sequence[str] = PROMPTS, tokens: int = TOKENS
@@ -285,7 +285,7 @@ class Stacks:
     def long(self, begin: Callable[[], Stream[Any]], what: str) -> Iterator[float]:
         """The shares of a long piece of work; what comes of it is kept here. An error of the
         libraries below becomes one that says what it ended."""
-        with self.runs.begin(ME, "") as run, run.stop.start(begin) as stream:
+        with self.runs.begin(OWNER, "") as run, run.stop.start(begin) as stream:
             try:
                 for item in stream:
                     if isinstance(item, Share) and item.share is not None:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from engine.engine import PastRecord
-from engine.types import TrustRow
+from engine.engine import StoredPastAnswers
+from engine.types import CalibrationRow
 from storage.calibrations import CalibrationStore
 from storage.database import Database
 from storage.ngrams import ModelNgrams
@@ -22,7 +22,7 @@ SLACK = 1.1
 """The n-grams are cut to their number once they exceed it by this much, not after every answer."""
 
 
-class Pasts:
+class PastAnswersStore:
     """The stored pasts of all owners; `keep(owner, write)` does what may fail, `forget(owner)` has
     the engine forget."""
 
@@ -48,7 +48,7 @@ class Pasts:
         """Where the owner's calibration with a model is stored."""
         return CalibrationStore(self.database, owner, fingerprint)
 
-    def recall(self, owner: str, fingerprint: str) -> PastRecord:
+    def recall(self, owner: str, fingerprint: str) -> StoredPastAnswers:
         """All that is stored of an owner with a model."""
         grams = self.keep(owner, lambda: list(self.ngrams(owner, fingerprint).load())) or ()
         rows = self.keep(owner, lambda: self.calibrations(owner, fingerprint).load())
@@ -56,7 +56,7 @@ class Pasts:
             self.unread.add((owner, fingerprint))
         else:
             self.unread.discard((owner, fingerprint))
-        return PastRecord(grams, tuple(rows or ()))
+        return StoredPastAnswers(grams, tuple(rows or ()))
 
     def learn(
         self, owner: str, fingerprint: str, wiped: int, grams: Iterable[tuple[int, ...]]
@@ -66,7 +66,9 @@ class Pasts:
             if self.wiped[owner] == wiped:
                 self.keep(owner, lambda: self.ngrams(owner, fingerprint).learn(grams))
 
-    def save(self, owner: str, fingerprint: str, wiped: int, rows: Sequence[TrustRow]) -> None:
+    def save(
+        self, owner: str, fingerprint: str, wiped: int, rows: Sequence[CalibrationRow]
+    ) -> None:
         """Store the calibration after an answer, unless the past was wiped since it began."""
         with self.lock:
             if self.wiped[owner] == wiped and (owner, fingerprint) not in self.unread:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
 from app.service.draft_models import amount
 from app.service.runs import Run, Runs
-from engine.engine import Costed, Load, Notice, Share, WantedCosts, answered
+from engine.engine import CostsMeasured, Load, Notice, Share, WantedCosts, answered
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
 from engine.loaded import Costs
 from engine.models.load import is_gguf
-from engine.models.loaders import USUAL, Reading, kind_of, name_of, settled
+from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders, kind_of, name_of, settled
 from engine.models.memory import Need
-from engine.queue import ME
+from engine.queue import OWNER
 from engine.settings import Runtime
 from storage.sources import SourceStore
 
@@ -56,7 +56,7 @@ class Candidate:
     kind: str
     bytes: int
     loaded: bool
-    runtime: Runtime = USUAL
+    runtime: Runtime = DEFAULT_RUNTIME
 
 
 Report = Callable[[Progress], None]
@@ -66,8 +66,8 @@ class Models:
     """See the module's docstring. `notices` are what the last load left to say: files that could
     not be used, draft models that were not loaded."""
 
-    def __init__(self, session: "Session", reading: Reading) -> None:
-        self.session, self.reading = session, reading
+    def __init__(self, session: "Session", loaders: ModelLoaders) -> None:
+        self.session, self.loaders = session, loaders
         self.store = SourceStore(session.database)
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
@@ -126,7 +126,7 @@ class Models:
                 kind_of(source),
                 size_of(source),
                 source == self.source,
-                ran.get(source, USUAL),
+                ran.get(source, DEFAULT_RUNTIME),
             )
             for source in dict.fromkeys(filter(None, sources))
             if Path(source).exists() or not Path(source).is_absolute()
@@ -149,7 +149,7 @@ class Models:
 
     def look(self, folder: str) -> list[str]:
         """The models in a folder, read now."""
-        self.found[folder] = [settled(source) for source in self.reading.scan(folder)]
+        self.found[folder] = [settled(source) for source in self.loaders.scan(folder)]
         return self.found[folder]
 
     def need(self, source: str, runtime: Runtime) -> Need:
@@ -175,9 +175,9 @@ class Models:
 
     def stop(self) -> None:
         """End the load under way while it downloads, or waits for the model."""
-        self.runs.stop(ME, "")
+        self.runs.stop(OWNER, "")
 
-    def load(self, source: str, runtime: Runtime = USUAL) -> Iterator[Progress]:
+    def load(self, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Iterator[Progress]:
         """Let another model take the place of the loaded one: yields how far that is.
 
         Closing the iterator does not end it. Raises SettingError where others may come in,
@@ -191,7 +191,7 @@ class Models:
         yield from self.start(source, runtime)
 
     def start(
-        self, source: str, runtime: Runtime = USUAL, drafts: Sequence[str] = ()
+        self, source: str, runtime: Runtime = DEFAULT_RUNTIME, drafts: Sequence[str] = ()
     ) -> Iterator[Progress]:
         """The same for the first model of a program, whoever uses it; `drafts` are to draft for
         it, else those that were chosen for it before.
@@ -208,7 +208,7 @@ class Models:
             return iter([Progress(1.0, words)])
         if not self.busy.acquire(blocking=False):
             raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
-        run = self.runs.ask(ME, "")
+        run = self.runs.ask(OWNER, "")
         self.progress, self.problem = Progress(None, f"Loading {title_of(source)} …"), ""
         self.over.clear()
 
@@ -218,7 +218,7 @@ class Models:
                 report(progress)
 
             try:
-                with self.runs.begin(ME, "", asked=True):
+                with self.runs.begin(OWNER, "", asked=True):
                     self.bring(source, runtime, drafts, note, run)
             except Exception as error:
                 self.problem = str(error)
@@ -235,7 +235,7 @@ class Models:
         """Everything from a source to a model in use."""
         session, name = self.session, title_of(source)
         self.notices = []
-        if not self.reading.present(source):
+        if not self.loaders.present(source):
             self.fetch(source, report, run)
         beside = self.check_memory(source, runtime)
         report(Progress(None, f"Loading {name} …"))
@@ -254,11 +254,11 @@ class Models:
             report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
 
         report(Progress(None, f"{words} …"))
-        self.reading.download(source, progress, run.stop.is_set)
+        self.loaders.download(source, progress, run.stop.is_set)
 
     def fetch_alone(self, source: str, report: Report) -> None:
         """The same as a run of its own."""
-        with self.runs.begin(ME, "") as run:
+        with self.runs.begin(OWNER, "") as run:
             self.fetch(source, report, run)
 
     def check_memory(self, source: str, runtime: Runtime) -> bool:
@@ -307,7 +307,7 @@ class Models:
                     report(Progress(item.share, item.words))
                 elif isinstance(item, Notice):
                     self.notices.append(item.text)
-                elif isinstance(item, Costed):
+                elif isinstance(item, CostsMeasured):
                     self.tried(partial(costs.save, item.info, item.costs))
         except ModelError:
             if session.engine.state.drafts == drafts:
@@ -328,7 +328,7 @@ def runtime_of(values: Mapping[str, Any]) -> Runtime:
     """Stored settings; the usual ones where these are of another version, or damaged."""
     with suppress(SettingError):
         return Runtime.from_mapping(values)
-    return USUAL
+    return DEFAULT_RUNTIME
 
 
 def is_embedded(source: str) -> bool:

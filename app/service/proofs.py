@@ -18,7 +18,7 @@ from engine.methods import Method
 from engine.queue import Waiting
 from engine.runs import PLAIN, PlainSpeed, Timed, verdict, worth
 from engine.settings import Generation
-from engine.types import Message, TrustRow
+from engine.types import CalibrationRow, Message
 from storage.traces import Traces
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ off on a machine that does something else as well; three have a median."""
 class Answered:
     """What it takes to decode the last answer again: its prompt and model, its settings, its run.
 
-    `trusted` is how far evidence was trusted before it, `run_id` what the run is stored as;
+    `calibration` holds the evidence weights before it, `run_id` what the run is stored as;
     `same_text` says whether decoding it again must give the same text.
     """
 
@@ -44,7 +44,7 @@ class Answered:
     generation: Generation
     method: Method
     run: Timed
-    trusted: tuple[TrustRow, ...]
+    calibration: tuple[CalibrationRow, ...]
     run_id: str | None
     same_text: bool = True
 
@@ -90,7 +90,7 @@ def proved(
         generation = replace(generation, max_tokens=max(1, len(said)))
     method = answered.method
     request = Request((), answered.prompt, generation, method, None, owner)
-    measured = Measured((*answered.prompt, *said), len(said), answered.trusted)
+    measured = Measured((*answered.prompt, *said), len(said), answered.calibration)
     pairs = pairs_of(session, request, measured, run, answered.info)
     progress: Progress | None = None
     for item in pairs.compare(PROOFS, ENOUGH):
@@ -152,7 +152,7 @@ def compared(
         for (who, _), last in reversed(session.answered.items()):
             if who == owner and last.prompt == prompt:
                 said = tuple(token.id for token in last.run.tokens)
-                return Measured((*prompt, *said), len(said), last.trusted)
+                return Measured((*prompt, *said), len(said), last.calibration)
         return Measured()
 
     method, generation = preferences.chosen(), preferences.seeded()

@@ -19,7 +19,7 @@ from app.service.runs import Run
 from engine.backends import fast_path
 from engine.engine import State
 from engine.errors import EngineDied, StrataError
-from engine.queue import ME, Waiting, before_it_began
+from engine.queue import OWNER, Waiting, before_it_began
 from engine.settings import Runtime
 
 if TYPE_CHECKING:
@@ -179,5 +179,5 @@ class Revival:
         """A notice for whoever has used the app by now."""
         session = self.session
         users = [*list(session.answered), *list(session.runs.known)]
-        for owner in {ME, *(owner for owner, _ in users)}:
+        for owner in {OWNER, *(owner for owner, _ in users)}:
             session.report(owner, notice)

@@ -19,7 +19,7 @@ from app.service.costs import Costs
 from app.service.draft_models import Stacks
 from app.service.generation import Generations
 from app.service.latest import Latest
-from app.service.learned import Pasts
+from app.service.learned import PastAnswersStore
 from app.service.models import Models
 from app.service.preferences import Preferences
 from app.service.proofs import Answered, compared, proved
@@ -30,23 +30,23 @@ from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Speedup
 from engine.engine import (
     Calibrated,
-    Costed,
+    ContextLogged,
+    CostsMeasured,
     Engine,
-    Logged,
-    LogRecord,
+    NgramsLearned,
     Notice,
     Request,
-    Said,
     Started,
     State,
-    WantedLog,
-    WantedPast,
+    StoredContextLog,
+    WantedContextLog,
+    WantedPastAnswers,
     answered,
 )
 from engine.errors import EngineDied, ModelError, PromptError, StorageError, StrataError
-from engine.loaded import NO_MODEL, NOTHING, Away
+from engine.loaded import NO_MODEL, NO_MODEL_INFO, NoModel
 from engine.methods import Method
-from engine.models.loaders import READING, Reading
+from engine.models.loaders import MODEL_LOADERS, ModelLoaders
 from engine.queue import Waiting, before_it_began
 from engine.runs import Timed, keeps_text
 from engine.settings import Generation
@@ -81,7 +81,7 @@ class Kept:
 class Session:
     """See the module's docstring. `guests` means that others may come in: they only chat.
 
-    `folders` are where statistics files lie, one per tokenizer; `reading` finds models. `coming` is
+    `folders` are where statistics files lie, one per tokenizer; `loaders` finds models. `coming` is
     what is known of the first model before it is there.
     """
 
@@ -90,22 +90,22 @@ class Session:
         engine: Engine,
         database: Database,
         guests: bool = False,
-        reading: Reading = READING,
+        loaders: ModelLoaders = MODEL_LOADERS,
         folders: Sequence[Path] = (),
-        coming: BackendInfo = NOTHING,
+        coming: BackendInfo = NO_MODEL_INFO,
     ) -> None:
         self.engine, self.database = engine, database
-        self.guests, self.folders, self.coming = guests, folders, Away(coming).info
+        self.guests, self.folders, self.coming = guests, folders, NoModel(coming).info
         self.runs = Runs(lambda: self.revival.end())
         self.notices: Latest[str, list[str]] = Latest()
         self.viewing: Latest[str, str | None] = Latest()
         self.views: Latest[str, str] = Latest()
         self.drawn: Latest[str, tuple[str, ...]] = Latest()
         self.answered: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
-        self.pasts = Pasts(database, self.keep, partial(engine.forget, past=True))
+        self.past_answers = PastAnswersStore(database, self.keep, partial(engine.forget, past=True))
         self.costs = Costs(engine, database)
-        self.stacks = Stacks(engine, database, reading)
-        self.models = Models(self, reading)
+        self.stacks = Stacks(engine, database, loaders)
+        self.models = Models(self, loaders)
         self.revival = Revival(self)
         self.generations = Generations(self.answer)
         self.state = engine.state
@@ -145,26 +145,26 @@ class Session:
 
     def recall(self, wanted: Any, owner: str, conversation_id: str) -> Any:
         """What the engine asks for, as it is stored."""
-        if isinstance(wanted, WantedPast):
-            return self.pasts.recall(owner, wanted.fingerprint)
-        assert isinstance(wanted, WantedLog)
+        if isinstance(wanted, WantedPastAnswers):
+            return self.past_answers.recall(owner, wanted.fingerprint)
+        assert isinstance(wanted, WantedContextLog)
         store, fingerprint = ContextStore(self.database, owner), wanted.tokenizer_fingerprint
         log = self.keep(owner, lambda: store.load(conversation_id, fingerprint)) or []
-        return LogRecord(log, ContextStore.CAP)
+        return StoredContextLog(log, ContextStore.CAP)
 
     def store(self, learned: Any, kept: Kept) -> bool:
         """Store what the engine learned; False for what is not to be stored."""
         owner, info = kept.owner, kept.info
-        if isinstance(learned, Logged):
+        if isinstance(learned, ContextLogged):
             log = ContextStore(self.database, owner)
             where = kept.conversation, info.tokenizer_fingerprint
             self.keep(owner, lambda: log.append(*where, learned.tokens))
-        elif isinstance(learned, Said):
-            self.pasts.learn(owner, info.fingerprint, kept.wiped, learned.grams)
-            self.pasts.prune(owner, info.fingerprint, learned.size)
+        elif isinstance(learned, NgramsLearned):
+            self.past_answers.learn(owner, info.fingerprint, kept.wiped, learned.grams)
+            self.past_answers.prune(owner, info.fingerprint, learned.size)
         elif isinstance(learned, Calibrated):
-            self.pasts.save(owner, info.fingerprint, kept.wiped, learned.rows)
-        elif isinstance(learned, Costed):
+            self.past_answers.save(owner, info.fingerprint, kept.wiped, learned.rows)
+        elif isinstance(learned, CostsMeasured):
             self.keep(owner, lambda: self.costs.save(learned.info, learned.costs))
         elif isinstance(learned, Notice):
             self.report(owner, learned.text)
@@ -313,13 +313,13 @@ class Session:
             lambda write: self.keep(owner, write),
         )
         pace, started = Pace(UPDATE_SECONDS), None
-        kept = Kept(owner, conversation_id, self.info, self.pasts.wiped[owner])
+        kept = Kept(owner, conversation_id, self.info, self.past_answers.wiped[owner])
         stream = run.stop.start(lambda: self.engine.generate(request))
 
         def reply(wanted: Any) -> Any:
             nonlocal kept
-            if isinstance(wanted, WantedPast):
-                kept = replace(kept, wiped=self.pasts.wiped[owner])
+            if isinstance(wanted, WantedPastAnswers):
+                kept = replace(kept, wiped=self.past_answers.wiped[owner])
             return self.recall(wanted, owner, conversation_id)
 
         events = answered(stream, reply)
@@ -377,7 +377,7 @@ class Session:
             generation,
             method,
             timed,
-            started.trusted,
+            started.calibration,
             run_id,
             same_text,
         )
@@ -402,7 +402,7 @@ class Session:
 
     def wipe_model(self, owner: str) -> None:
         """Forget what this model said to the owner, and what that taught about the evidence."""
-        self.pasts.wipe(owner, self.info.fingerprint)
+        self.past_answers.wipe(owner, self.info.fingerprint)
 
     def wipe_context(self, owner: str, conversation_id: str) -> None:
         """Forget the token log of a conversation; its messages stay."""

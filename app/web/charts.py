@@ -270,7 +270,7 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
     A point is the mean over all strengths of such evidence, weighted by how often each was met.
     """
     figure = framed("What the evidence is worth", "tokens matched", "% trusted")
-    for tier, lengths in calibration.trusts.items():
+    for tier, lengths in calibration.weights.items():
         met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
         shown = [length for length in met if met[length] >= 1]
         harvested = tier == HARVEST

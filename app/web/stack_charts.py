@@ -155,14 +155,14 @@ def steps_of(profile: Profile, rule: Rule, plan: Plan | None) -> Steps:
     if plan is None:
         return {}
     last = len(profile.models) - 1
-    levels = [*(profile.index(rung.model) for rung in plan.rungs), last]
+    levels = [*(profile.index(level.model) for level in plan.levels), last]
     edge = sources(profile, levels[0])[plan.databases]
     seconds = edge.seconds()
     found: dict[tuple[int | str, int], tuple[Edge, float]] = {}
     if plan.databases:
         found[DATABASES, levels[0]] = edge, seconds
-    for (below, above), rung in zip(pairwise(levels), plan.rungs, strict=True):
-        edge = batches(profile, rule, below, above)[rung.batch - 1]
+    for (below, above), level in zip(pairwise(levels), plan.levels, strict=True):
+        edge = batches(profile, rule, below, above)[level.batch - 1]
         seconds = edge.seconds(seconds)
         found[below, above] = edge, seconds
     return found
@@ -213,7 +213,7 @@ def draw_vertices(
     if any(model.databases for model in profile.models):
         places, shades = [-1, *places], [INK, *shades]
         labels = ["<b>databases</b>", *labels]
-    used = {rung.model for rung in plan.rungs} if plan else set()
+    used = {level.model for level in plan.levels} if plan else set()
     on_path = [
         place == len(called) - 1
         or (place < 0 and plan is not None and plan.databases)

@@ -135,16 +135,16 @@ def progress(what: str, share: float) -> str:
 
 def sentence(plan: Plan, target: str) -> str:
     """A plan in words."""
-    if not plan.rungs:
+    if not plan.levels:
         who = "The databases draft" if plan.databases else "Nobody drafts"
         return f"{who} for {target}."
-    first = plan.rungs[0].model
+    first = plan.levels[0].model
     start = f"The databases draft for {first}; " if plan.databases else ""
-    receivers = [*(rung.model for rung in plan.rungs[1:]), target]
+    receivers = [*(level.model for level in plan.levels[1:]), target]
     parts = [
-        f"{rung.model} hands {rung.batch} token{'s' if rung.batch > 1 else ''} at a time "
+        f"{level.model} hands {level.batch} token{'s' if level.batch > 1 else ''} at a time "
         f"to {receiver}"
-        for rung, receiver in zip(plan.rungs, receivers, strict=True)
+        for level, receiver in zip(plan.levels, receivers, strict=True)
     ]
     return f"{start}{'; '.join(parts)}, which verifies them in one forward."
 
@@ -180,7 +180,7 @@ def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Seque
         return ""
     profile, recursion = family.profile, Recursion(family.profile, rule)
     lines = [line("differs", "Output drift", words) for words in drifts(trials)]
-    if not plan.rungs:
+    if not plan.levels:
         return "".join([*lines, *without_stack(family, rule, plan, trials)])
     if words := slower(recursion, plan, rule, trials):
         better = best_plan(family, rule, plan, recursion)

@@ -116,7 +116,7 @@ class Backend(Protocol):
         decided with it, which the answer says.
         """
 
-    def room(self, length: int) -> int | None:
+    def depth_limit(self, length: int) -> int | None:
         """How many levels a tree may have below its root, the last of `length` tokens.
 
         None for any number. Where a model computes a longer text in another way, one forward stays

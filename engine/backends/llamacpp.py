@@ -326,7 +326,7 @@ class LlamaCppBackend:
                 self.dirty = False
         return Filled(reused, len(self.cached) == len(wanted))
 
-    def room(self, length: int) -> int | None:
+    def depth_limit(self, length: int) -> int | None:
         # Rotary factors that depend on the length are chosen by that of the context, once.
         return None
 

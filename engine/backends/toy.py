@@ -132,7 +132,7 @@ class ToyBackend:
             self.cache = wanted[: len(self.cache) + CHUNK]
         return Filled(reused, len(self.cache) == len(wanted))
 
-    def room(self, length: int) -> int | None:
+    def depth_limit(self, length: int) -> int | None:
         return None
 
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:

@@ -283,7 +283,7 @@ class TransformersBackend:
             self.cache.length = length
         self.tree, self.dirty = None, False
 
-    def room(self, length: int) -> int | None:
+    def depth_limit(self, length: int) -> int | None:
         switch = self.rotary.switch(self.offset + length)
         return None if switch is None else switch - self.offset - length
 

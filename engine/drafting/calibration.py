@@ -1,4 +1,4 @@
-"""How far each kind of evidence can be trusted, learned from what the target really said.
+"""How far each kind of evidence can be credited, learned from what the target really said.
 
 A prediction asks one piece of evidence after the other, the longest match first. Each takes its
 *trust*, a share of the probability that the ones before it left, and hands the rest on. Trust is
@@ -23,8 +23,8 @@ from engine.types import (
     MODEL,
     STATISTICS,
     STRENGTHS,
+    CalibrationRow,
     Followers,
-    TrustRow,
 )
 
 PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
@@ -34,7 +34,7 @@ PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
     STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }
 """Per match length (longer ones share the last entry): a key with n occurrences and d distinct next
-tokens is trusted n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
+tokens is credited n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
 recorded answers of Vicuna-7B (docs/log.md)."""
 DOUBT = 30.0
 """The observations that a prior is worth."""
@@ -68,45 +68,45 @@ class Rate:
         self.factor = (DOUBT + self.accepted) / (DOUBT + self.expected)
 
 
-class Trusts:
+class EvidenceWeights:
     """What was learned about one tier and match length.
 
     `values` holds the trust per strength of evidence, `rates` the acceptance per rank.
     """
 
-    __slots__ = ("match_length", "priors", "rates", "reached", "tier", "trusted", "values")
+    __slots__ = ("match_length", "priors", "rates", "reached", "tier", "credited", "values")
 
     def __init__(self, tier: str, match_length: int, a: float, b: float) -> None:
         self.tier, self.match_length = tier, match_length
         self.priors = [prior(strength, a, b) for strength in range(STRENGTHS)]
         self.values = list(self.priors)
         self.reached = [0.0] * STRENGTHS
-        self.trusted = [0.0] * STRENGTHS
+        self.credited = [0.0] * STRENGTHS
         self.rates = [Rate() for _ in range(RANKS)]
 
-    def learn(self, strength: int, reached: float, trusted: float) -> None:
+    def learn(self, strength: int, reached: float, credited: float) -> None:
         """Count an observation: the shares of a token that came this far, and that stayed."""
         self.reached[strength] += reached
-        self.trusted[strength] += trusted
+        self.credited[strength] += credited
         if self.reached[strength] > MEMORY:
             self.reached[strength] /= 2
-            self.trusted[strength] /= 2
-        self.values[strength] = (DOUBT * self.priors[strength] + self.trusted[strength]) / (
+            self.credited[strength] /= 2
+        self.values[strength] = (DOUBT * self.priors[strength] + self.credited[strength]) / (
             DOUBT + self.reached[strength]
         )
 
 
-Evidence = tuple[Trusts, Followers]
-"""One piece of evidence of a chain: what it says, and how far it can be trusted."""
+Evidence = tuple[EvidenceWeights, Followers]
+"""One piece of evidence of a chain: what it says, and how far it can be credited."""
 
 
 class Calibration:
-    """The trusts of every tier. One per model and owner; rows outlive the program."""
+    """The weights of every tier. One per model and owner; rows outlive the program."""
 
-    def __init__(self, rows: Iterable[TrustRow] = ()) -> None:
-        self.trusts = {
+    def __init__(self, rows: Iterable[CalibrationRow] = ()) -> None:
+        self.weights = {
             tier: [
-                Trusts(tier, length, *pairs[min(length, len(pairs)) - 1])
+                EvidenceWeights(tier, length, *pairs[min(length, len(pairs)) - 1])
                 for length in range(1, LONGEST + 1)
             ]
             for tier, pairs in PRIORS.items()
@@ -114,44 +114,44 @@ class Calibration:
         for row in rows:
             self.load(row)
 
-    def load(self, row: TrustRow) -> None:
+    def load(self, row: CalibrationRow) -> None:
         """Take over what was learned before; a damaged row says nothing."""
         name = row.tier.removesuffix(RANK_SUFFIX)
-        counted = 0 <= row.reached < inf and 0 <= row.trusted < inf
-        if name not in self.trusts or not 1 <= row.match_length <= LONGEST or not counted:
+        counted = 0 <= row.reached < inf and 0 <= row.credited < inf
+        if name not in self.weights or not 1 <= row.match_length <= LONGEST or not counted:
             return
-        trusts = self.trusts[name][row.match_length - 1]
+        weights = self.weights[name][row.match_length - 1]
         if name != row.tier and 0 <= row.strength < RANKS:
-            trusts.rates[row.strength].learn(row.reached, row.trusted)
-        if name == row.tier and 0 <= row.strength < STRENGTHS and row.trusted <= row.reached:
-            trusts.learn(row.strength, row.reached, row.trusted)
+            weights.rates[row.strength].learn(row.reached, row.credited)
+        if name == row.tier and 0 <= row.strength < STRENGTHS and row.credited <= row.reached:
+            weights.learn(row.strength, row.reached, row.credited)
 
-    def rows(self) -> list[TrustRow]:
+    def rows(self) -> list[CalibrationRow]:
         """What was learned."""
         rows = []
-        for trusts in (trusts for lengths in self.trusts.values() for trusts in lengths):
-            tier, length = trusts.tier, trusts.match_length
+        for weights in (weights for lengths in self.weights.values() for weights in lengths):
+            tier, length = weights.tier, weights.match_length
             for strength in range(STRENGTHS):
-                reached, trusted = trusts.reached[strength], trusts.trusted[strength]
-                rows.append(TrustRow(tier, length, strength, reached, trusted))
-            for rank, rate in enumerate(trusts.rates):
+                reached, credited = weights.reached[strength], weights.credited[strength]
+                rows.append(CalibrationRow(tier, length, strength, reached, credited))
+            for rank, rate in enumerate(weights.rates):
                 name = tier + RANK_SUFFIX
-                rows.append(TrustRow(name, length, rank, rate.expected, rate.accepted))
+                rows.append(CalibrationRow(name, length, rank, rate.expected, rate.accepted))
         return [row for row in rows if row.reached]
 
     def learn(self, chain: Sequence[Evidence], token: int) -> None:
         """The target said `token` where `chain` was the evidence, the longest match first."""
         left, said = 1.0, []
-        for trusts, followers in chain:
-            trust = trusts.values[followers.strength]
+        for weights, followers in chain:
+            trust = weights.values[followers.strength]
             said.append(left * trust * followers.counts.get(token, 0.0) / followers.total)
             left *= 1.0 - trust
         total = sum(said) + left * UNSEEN
         reached = 1.0
-        for (trusts, followers), share in zip(chain, said, strict=True):
-            trusted = share / total
-            trusts.learn(followers.strength, reached, trusted)
-            reached -= trusted
+        for (weights, followers), share in zip(chain, said, strict=True):
+            credited = share / total
+            weights.learn(followers.strength, reached, credited)
+            reached -= credited
             if reached < 1e-3:
                 break
 

@@ -104,7 +104,7 @@ class DraftController:
         """Whether what was decided is learned now: before drafts, and while not all back off."""
         return budget.nodes > 0 or not self.waited
 
-    def lesson(self, new: int) -> int:
+    def learnable(self, new: int) -> int:
         """How many of `new` tokens that were not learned yet are to be learned now: the latest.
 
         All of them, but of those that were decided in a back-off only what takes little of it.

@@ -17,7 +17,7 @@ from time import perf_counter
 
 from engine.drafting.base import Likely, Tier
 from engine.drafting.budget import Budget
-from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, Rate, Trusts
+from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
 from engine.tree import Tree
 from engine.types import Work
 
@@ -27,7 +27,7 @@ SLIGHT = 0.3
 """The part of the smallest useful probability below which a contribution is not added up."""
 
 
-Bet = tuple[float, int, float, Trusts, Rate]
+Candidate = tuple[float, int, float, EvidenceWeights, Rate]
 """Estimated probability after the rate is applied, token, probability before, evidence, rate."""
 
 
@@ -43,7 +43,7 @@ class Hierarchy:
         self.sources = {tier.name: tier.source for tier in tiers}
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         self.tree = Tree(0)
-        self.bets: list[Bet] = []
+        self.candidates: list[Candidate] = []
         self.first = 1
         self.grown: int | None = None
         """How many tokens were decided when the tree was grown that is to be learned from."""
@@ -64,52 +64,57 @@ class Hierarchy:
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         suffix = tuple(tokens[-LONGEST:])
         before = len(tree)
-        self.tree, self.bets, self.first = tree, [], before + 1
+        self.tree, self.candidates, self.first = tree, [], before + 1
         # A glance teaches nothing: what it would learn from takes the look-ups that it spares.
         self.grown = None if budget.near else len(tokens)
         if budget.nodes:
             for group in [self.near] if budget.near else self.groups:
                 self.grow_from(group, tree, suffix, budget)
         tree.cut(max(before, budget.best))
-        del self.bets[len(tree) - before :]
+        del self.candidates[len(tree) - before :]
         return {source: Work(seconds) for source, seconds in self.spent.items()}
 
     def grow_from(
         self, tiers: Sequence[Tier], tree: Tree, suffix: tuple[int, ...], budget: Budget
     ) -> None:
         """Add the likeliest nodes that `tiers` know of until no further one pays."""
-        # (-probability, number, parent row, bet, suffix and depth of the parent)
-        heap: list[tuple[float, int, int, Bet, tuple[int, ...], int]] = []
+        # (-probability, number, parent row, candidate, suffix and depth of the parent)
+        heap: list[tuple[float, int, int, Candidate, tuple[int, ...], int]] = []
         number, row, probability, depth = 0, 0, 1.0, 0
         # No node is likelier than the one added last: once that would not pay again, none does.
         while budget.pays(len(tree), probability):
             if depth < budget.depth:
-                for bet in self.expand(tiers, suffix, budget.floor / probability):
-                    if bet[1] < budget.vocabulary:
+                for candidate in self.expand(tiers, suffix, budget.floor / probability):
+                    if candidate[1] < budget.vocabulary:
                         number += 1
-                        heappush(heap, (-bet[0] * probability, number, row, bet, suffix, depth))
+                        heappush(
+                            heap,
+                            (-candidate[0] * probability, number, row, candidate, suffix, depth),
+                        )
             if not heap or not budget.pays(len(tree), -heap[0][0]):
                 return
-            negative, _, parent, bet, suffix, depth = heappop(heap)
-            probability, token, trusts = -negative, bet[1], bet[3]
+            negative, _, parent, candidate, suffix, depth = heappop(heap)
+            probability, token, weights = -negative, candidate[1], candidate[3]
             known = len(tree)
-            row = tree.add(parent, token, self.sources[trusts.tier], trusts.match_length)
+            row = tree.add(parent, token, self.sources[weights.tier], weights.match_length)
             if len(tree) > known:
                 budget.added(len(tree), probability)
-                self.bets.append(bet)
+                self.candidates.append(candidate)
             suffix = (*suffix[1 - LONGEST :], token)
             depth += 1
 
-    def expand(self, tiers: Sequence[Tier], suffix: tuple[int, ...], floor: float) -> list[Bet]:
+    def expand(
+        self, tiers: Sequence[Tier], suffix: tuple[int, ...], floor: float
+    ) -> list[Candidate]:
         """Estimated probabilities of next tokens that reach `floor`, each with its first evidence.
 
         Contributions of less than a part of `floor` are left out: they cannot lift a token to it.
         """
         found: dict[int, float] = {}
-        origin: dict[int, Trusts] = {}
+        origin: dict[int, EvidenceWeights] = {}
         left, least = 1.0, floor * SLIGHT
-        for trusts, followers in self.chain(tiers, suffix):
-            said = left * trusts.values[followers.strength]
+        for weights, followers in self.chain(tiers, suffix):
+            said = left * weights.values[followers.strength]
             scale = said / followers.total
             for token, count in followers.order or followers.ranked():
                 share = scale * count
@@ -119,20 +124,20 @@ class Hierarchy:
                     found[token] += share
                 else:
                     found[token] = share
-                    origin[token] = trusts
+                    origin[token] = weights
             left -= said
             if left < least or left < NEGLIGIBLE:
                 break
-        bets: list[Bet] = []
+        candidates: list[Candidate] = []
         for token, share in sorted(found.items(), key=itemgetter(1), reverse=True):
-            trusts = origin[token]
-            rate = trusts.rates[min(len(bets), RANKS - 1)]
+            weights = origin[token]
+            rate = weights.rates[min(len(candidates), RANKS - 1)]
             # Scaling halves what is left to certainty at most.
             scaled = min(share * rate.factor, (1.0 + share) / 2)
             if scaled < floor:
                 break
-            bets.append((scaled, token, share, trusts, rate))
-        return bets
+            candidates.append((scaled, token, share, weights, rate))
+        return candidates
 
     def chain(self, tiers: Sequence[Tier], suffix: tuple[int, ...]) -> list[Evidence]:
         """All evidence on what follows `suffix`, in the order in which it is listened to."""
@@ -145,12 +150,12 @@ class Hierarchy:
             matches = tier.matches(suffix)
             self.spent[tier.source] += perf_counter() - clock
             if matches:
-                found.append((len(matches), self.calibration.trusts[tier.name], matches))
+                found.append((len(matches), self.calibration.weights[tier.name], matches))
         longest = max((length for length, _, _ in found), default=0)
         chain = self.chains[id(tiers), suffix] = [
-            (trusts[at], matches[at])
+            (weights[at], matches[at])
             for at in range(longest - 1, -1, -1)
-            for length, trusts, matches in found
+            for length, weights, matches in found
             if at < length
             # A shorter match at the same places says nothing that the longer one did not.
             and (at + 1 == length or matches[at].total > matches[at + 1].total)
@@ -162,7 +167,7 @@ class Hierarchy:
         start = len(tokens) - new
         if self.grown == start:
             self.settle(tokens[start:])
-            self.bets = []  # the next step may go by without a draft from here
+            self.candidates = []  # the next step may go by without a draft from here
             for at in range(start, len(tokens)):
                 suffix = tuple(tokens[max(0, at - LONGEST) : at])
                 for group in self.groups:
@@ -181,10 +186,13 @@ class Hierarchy:
             children = self.tree.children[row]
             for drafted, child in children.items():
                 at = child - self.first
-                if 0 <= at < len(self.bets):
-                    _, bet, share, trusts, rate = self.bets[at]
+                if 0 <= at < len(self.candidates):
+                    _, candidate, share, weights, rate = self.candidates[at]
                     # A drafter behind this one may have put its own draft in the place of ours.
-                    if bet == drafted and self.tree.sources[child] == self.sources[trusts.tier]:
+                    if (
+                        candidate == drafted
+                        and self.tree.sources[child] == self.sources[weights.tier]
+                    ):
                         rate.learn(share, float(drafted == token))
             row = children.get(token)
 

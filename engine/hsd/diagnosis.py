@@ -35,7 +35,7 @@ def why(profile: Profile, plan: Plan, rule: Rule, measured: float | None = None)
             f"{plan} takes {ms(seconds)} per token where {ms(predicted)} were predicted: the "
             "profile was measured on other text or under another load. Profile again."
         ]
-    if not plan.rungs and not plan.databases or min(seconds, predicted) < plain:
+    if not plan.levels and not plan.databases or min(seconds, predicted) < plain:
         return []
     found = [
         f"{plan} takes {ms(seconds)} per token, plain decoding {ms(plain)}.",
@@ -50,10 +50,10 @@ def why(profile: Profile, plan: Plan, rule: Rule, measured: float | None = None)
 def reasons(recursion: Recursion, plan: Plan, rule: Rule) -> list[str]:
     """A sentence for everything in a plan that drafts for a model which is faster without it."""
     profile = recursion.profile
-    levels = [*(profile.index(rung.model) for rung in plan.rungs), len(profile.models) - 1]
+    levels = [*(profile.index(level.model) for level in plan.levels), len(profile.models) - 1]
     found = [of_databases(profile.models[levels[0]])] if plan.databases else []
     for at, (below, above) in enumerate(pairwise(levels)):
-        drafts = Plan(plan.rungs[: at + 1], plan.databases)
+        drafts = Plan(plan.levels[: at + 1], plan.databases)
         handed, drafting = recursion.handed(drafts)
         emits, seconds = recursion.round(drafts, above)
         if seconds >= mean(emits) * profile.models[above].seconds(0):

@@ -11,7 +11,7 @@ from engine.drafting.costs import CostCurve
 from engine.errors import ModelError, SettingError
 from engine.hsd.planner import DATABASES, Plan, Recursion, best, resolve
 from engine.hsd.profile import Profile
-from engine.hsd.stack import Level, Stack
+from engine.hsd.stack import LevelDrafter, Stack
 from engine.hsd.vocabulary import check_vocabulary
 from engine.settings import Sampling
 from engine.types import Rule
@@ -64,10 +64,10 @@ class Plans(Generic[Model]):
 
     def check(self, plan: Plan) -> None:
         """Raise SettingError unless every model of the plan is loaded."""
-        for rung in plan.rungs:
-            if rung.model not in self.drafts:
+        for level in plan.levels:
+            if level.model not in self.drafts:
                 raise SettingError(
-                    f"The draft model {rung.model!r} of the plan {plan} is not loaded. Loaded: "
+                    f"The draft model {level.model!r} of the plan {plan} is not loaded. Loaded: "
                     f"{', '.join(self.drafts) or 'none'}. Load it in the Stack tab."
                 )
 
@@ -104,20 +104,20 @@ class Family(Plans[Backend]):
         below: Drafter | None,
         cancelled: Callable[[], bool] = never,
     ) -> Stack:
-        """The drafter of a plan with at least one rung; `below` drafts for the smallest model.
+        """The drafter of a plan with at least one level; `below` drafts for the smallest model.
 
         `cancelled` is that of the run it is for. Raises SettingError for a model that is not
         loaded.
         """
         profile, drafter = self.profiled(), below
         self.check(plan)
-        for number, rung in enumerate(plan.rungs, start=1):
-            own = replace(self.samplings.get(rung.model, sampling), seed=sampling.seed)
-            costs = profile.models[profile.index(rung.model)].costs
-            top = drafter = Level(
-                rung.model,
-                self.drafts[rung.model],
-                rung.batch,
+        for number, level in enumerate(plan.levels, start=1):
+            own = replace(self.samplings.get(level.model, sampling), seed=sampling.seed)
+            costs = profile.models[profile.index(level.model)].costs
+            top = drafter = LevelDrafter(
+                level.model,
+                self.drafts[level.model],
+                level.batch,
                 own,
                 verifier(rule, sampling.seed, number, self.vocabulary),
                 self.vocabulary,

@@ -25,7 +25,7 @@ from engine.drafting.budget import Budget
 from engine.drafting.costs import SURPRISE, CostCurve, measure_costs
 from engine.errors import Cancelled
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
-from engine.hsd.stack import Level
+from engine.hsd.stack import LevelDrafter
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -227,7 +227,7 @@ class Profiler:
     ) -> None:
         """What the smaller draft models would have said where a larger one goes on by itself."""
         for above, name in enumerate(self.names[:-1]):
-            level = Level(
+            level = LevelDrafter(
                 name,
                 self.models[name],
                 BRANCH,
@@ -247,7 +247,7 @@ class Profiler:
                     scores = self.scores(lower, context, branch, sampling)
                     judge(self.judged[below, above], scores, upper, branch)
 
-    def branch(self, name: str, level: Level, context: Sequence[int]) -> list[int]:
+    def branch(self, name: str, level: LevelDrafter, context: Sequence[int]) -> list[int]:
         """What a draft model says next; its first rounds are timed, as in a stack."""
         level.observe(context, len(context), None)
         # In a stack its weights have left the processor's caches while the target computed.
@@ -265,7 +265,7 @@ class Profiler:
             return first
         return first + self.grown(level, [*context, *first], BRANCH - ROUND)
 
-    def grown(self, level: Level, context: Sequence[int], tokens: int) -> list[int]:
+    def grown(self, level: LevelDrafter, context: Sequence[int], tokens: int) -> list[int]:
         """The next tokens by a draft model, at most so many."""
         tree, level.batch = Tree(context[-1]), tokens
         level.grow(tree, context, Budget(Drafting(), tokens, self.vocabulary))

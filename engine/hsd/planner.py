@@ -41,7 +41,7 @@ Law = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class StackLevel:
     """A draft model of a stack and the least number of tokens it hands up, from 1 to LONGEST."""
 
     model: str
@@ -63,12 +63,14 @@ class Plan:
     "databases/small@8/mid@4".
     """
 
-    rungs: tuple[Rung, ...] = ()
+    levels: tuple[StackLevel, ...] = ()
     databases: bool = False
 
     def __str__(self) -> str:
         parts = [DATABASES] if self.databases else []
-        return "/".join([*parts, *(f"{rung.model}@{rung.batch}" for rung in self.rungs)]) or PLAIN
+        return (
+            "/".join([*parts, *(f"{level.model}@{level.batch}" for level in self.levels)]) or PLAIN
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +139,23 @@ class Recursion:
     def round(self, plan: Plan, above: int) -> tuple[Law, float]:
         """The law of the tokens of a round of model `above`, for which `plan` drafts; seconds."""
         model = self.profile.models[above]
-        if not plan.rungs:
+        if not plan.levels:
             if not plan.databases:
                 return np.array([0.0, 1.0]), model.seconds(0)
             assert model.databases is not None, f"no databases were measured for {model.name}"
             return np.array([0.0, *model.databases.law]), model.databases.seconds
         law, seconds = self.handed(plan)
-        below = self.profile.index(plan.rungs[-1].model)
+        below = self.profile.index(plan.levels[-1].model)
         beyond = self.survival[below, above][: len(law)] * law[::-1].cumsum()[::-1]
         emits = np.append(0.0, beyond - np.append(beyond[1:], 0.0))
         seconds += float(law @ self.costs[above][: len(law)])
         return emits, seconds + model.choice * float(beyond.sum() - 1.0)
 
     def handed(self, plan: Plan) -> tuple[Law, float]:
-        """The law of the tokens that the top rung of a plan hands up; seconds."""
+        """The law of the tokens that the top level of a plan hands up; seconds."""
         if plan not in self.known:
-            *rungs, top = plan.rungs
-            below = Plan(tuple(rungs), plan.databases)
+            *levels, top = plan.levels
+            below = Plan(tuple(levels), plan.databases)
             emits, seconds = self.round(below, self.profile.index(top.model))
             law, rounds = gathered(emits, top.batch)
             self.known[plan] = law, rounds * seconds
@@ -178,10 +180,10 @@ def latency(profile: Profile, plan: Plan, rule: Rule) -> float:
 
 def path_latency(profile: Profile, plan: Plan, rule: Rule) -> float:
     """Seconds per token of a plan, in the path form."""
-    levels = [*(profile.index(rung.model) for rung in plan.rungs), len(profile.models) - 1]
+    levels = [*(profile.index(level.model) for level in plan.levels), len(profile.models) - 1]
     seconds = sources(profile, levels[0])[plan.databases].seconds()
-    for (below, above), rung in zip(pairwise(levels), plan.rungs, strict=True):
-        seconds = batches(profile, rule, below, above)[rung.batch - 1].seconds(seconds)
+    for (below, above), level in zip(pairwise(levels), plan.levels, strict=True):
+        seconds = batches(profile, rule, below, above)[level.batch - 1].seconds(seconds)
     return seconds
 
 
@@ -235,8 +237,8 @@ class Graph:
     def extended(self, path: Path, below: int, above: int) -> Path:
         """The path to `below`, and on to `above` in the best batches."""
         edge = self.least(below, above, path.seconds)
-        rungs = (*path.plan.rungs, Rung(self.names[below], edge.batch))
-        return Path(edge.seconds(path.seconds), replace(path.plan, rungs=rungs))
+        levels = (*path.plan.levels, StackLevel(self.names[below], edge.batch))
+        return Path(edge.seconds(path.seconds), replace(path.plan, levels=levels))
 
     def shortest(self) -> dict[int, Path]:
         """The shortest path to every model, in one forward pass: O(K^2 LONGEST).
@@ -250,7 +252,7 @@ class Graph:
         return found
 
     def depths(self) -> list[Path]:
-        """The shortest path to the target for every number of rungs, from none."""
+        """The shortest path to the target for every number of levels, from none."""
         paths, found = {level: self.start(level) for level in self.used}, []
         while paths:
             found.append(paths[self.target])
@@ -282,15 +284,15 @@ def edges(profile: Profile, rule: Rule) -> list[Edge]:
 def polished(recursion: Recursion, plan: Plan, free: Collection[int] | None = None) -> Plan:
     """Change one batch after the other for the better, in the exact form, until none is.
 
-    `free` are the indices of the rungs whose batch may be changed, by default all.
+    `free` are the indices of the levels whose batch may be changed, by default all.
     """
     found, previous = plan, None
     while found != previous:
         previous = found
-        for at in range(len(plan.rungs)) if free is None else free:
-            head, rung, tail = found.rungs[:at], found.rungs[at], found.rungs[at + 1 :]
+        for at in range(len(plan.levels)) if free is None else free:
+            head, level, tail = found.levels[:at], found.levels[at], found.levels[at + 1 :]
             options = [
-                replace(found, rungs=(*head, replace(rung, batch=batch), *tail))
+                replace(found, levels=(*head, replace(level, batch=batch), *tail))
                 for batch in range(1, LONGEST + 1)
             ]
             found = min(options, key=recursion.latency)
@@ -319,7 +321,7 @@ def best(profile: Profile, rule: Rule, allowed: Collection[str] | None = None) -
 def singles(profile: Profile, rule: Rule) -> dict[str, Plan]:
     """For every draft model the best plan with it alone, without databases."""
     recursion, names = Recursion(profile, rule), [model.name for model in profile.models[:-1]]
-    return {name: polished(recursion, Plan((Rung(name, START),))) for name in names}
+    return {name: polished(recursion, Plan((StackLevel(name, START),))) for name in names}
 
 
 def candidates(profile: Profile, rule: Rule) -> dict[str, Plan]:
@@ -334,12 +336,12 @@ def candidates(profile: Profile, rule: Rule) -> dict[str, Plan]:
 
 def memory(profile: Profile, plan: Plan) -> int:
     """Bytes that the models of a plan take, the target included."""
-    names = {profile.target.name, *(rung.model for rung in plan.rungs)}
+    names = {profile.target.name, *(level.model for level in plan.levels)}
     return sum(model.memory_bytes for model in profile.models if model.name in names)
 
 
 def parse(spec: str) -> tuple[bool, tuple[tuple[str, int | None], ...]]:
-    """Whether the databases draft, and the names and batches of the rungs; None: not given.
+    """Whether the databases draft, and the names and batches of the levels; None: not given.
 
     A name may hold "@": what follows the last one is the batch if it is a number. Raises
     SettingError for a plan that can be none.
@@ -353,7 +355,7 @@ def parse(spec: str) -> tuple[bool, tuple[tuple[str, int | None], ...]]:
             f"small@8/mid@4, or give {PLAIN} or {DATABASES}."
         )
     databases = parts[0] == DATABASES
-    rungs: list[tuple[str, int | None]] = []
+    levels: list[tuple[str, int | None]] = []
     for part in parts[databases:]:
         if part == DATABASES:
             raise SettingError(
@@ -361,8 +363,8 @@ def parse(spec: str) -> tuple[bool, tuple[tuple[str, int | None], ...]]:
                 f"only. Write {DATABASES} once, in front."
             )
         numbered = re.fullmatch(r"(.+)@(-?\d{1,9})", part, re.DOTALL)
-        rungs.append((numbered[1], int(numbered[2])) if numbered else (part, None))
-    return databases, tuple(rungs)
+        levels.append((numbered[1], int(numbered[2])) if numbered else (part, None))
+    return databases, tuple(levels)
 
 
 def resolve(profile: Profile, spec: str, rule: Rule) -> Plan:
@@ -371,25 +373,25 @@ def resolve(profile: Profile, spec: str, rule: Rule) -> Plan:
     Raises SettingError for what the profile has no such plan for.
     """
     databases, wanted = parse(spec)
-    levels = [level_of(profile, name) for name, _ in wanted]
-    if sorted(set(levels)) != levels:
-        names = ", ".join(profile.models[level].name for level in sorted(set(levels)))
+    places = [place_of(profile, name) for name, _ in wanted]
+    if sorted(set(places)) != places:
+        names = ", ".join(profile.models[place].name for place in sorted(set(places)))
         raise SettingError(
             f"The plan {spec!r} is out of order. Name every draft model once, the smallest "
             f"first: {names}."
         )
-    lowest = profile.models[levels[0]] if levels else profile.target
+    lowest = profile.models[places[0]] if places else profile.target
     if databases and lowest.databases is None:
         raise SettingError(
             f"The plan {spec!r} is not possible: the profile does not say how the databases draft "
             f"for {lowest.name!r}. Profile it with the databases, or leave {DATABASES} out."
         )
-    rungs = tuple(Rung(name, START if batch is None else batch) for name, batch in wanted)
+    levels = tuple(StackLevel(name, START if batch is None else batch) for name, batch in wanted)
     free = [at for at, (_, batch) in enumerate(wanted) if batch is None]
-    return polished(Recursion(profile, rule), Plan(rungs, databases), free)
+    return polished(Recursion(profile, rule), Plan(levels, databases), free)
 
 
-def level_of(profile: Profile, name: str) -> int:
+def place_of(profile: Profile, name: str) -> int:
     """Where a draft model stands; raises SettingError where there is none of that name."""
     drafts = [model.name for model in profile.models[:-1]]
     if name in drafts:

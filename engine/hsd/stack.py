@@ -28,7 +28,7 @@ LAG = 8
 """Up to so many tokens that a cache lacks are computed together with the drafts."""
 
 
-class Level:
+class LevelDrafter:
     """One draft model. `batch` is T_i, the least number of tokens it hands up at a time.
 
     `sampling` is its own sampler; with the rule "match" drafts are accepted more often the more it
@@ -58,7 +58,7 @@ class Level:
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Add a chain of this model's own tokens: a batch, or what there is room for."""
         context_left = self.backend.info.context_length - len(tokens) - 1
-        own = self.backend.room(len(tokens))
+        own = self.backend.depth_limit(len(tokens))
         room = min(budget.depth, budget.nodes - len(tree), context_left)
         room = max(0, room if own is None else min(room, own))
         if not self.reads(tokens):
@@ -196,7 +196,7 @@ class Stack:
 
     name = STACK
 
-    def __init__(self, top: Level, tokens: float, seconds: float) -> None:
+    def __init__(self, top: LevelDrafter, tokens: float, seconds: float) -> None:
         self.top, self.tokens, self.seconds = top, tokens, seconds
         self.steps = TRIES
         self.drafting = False

@@ -84,7 +84,7 @@ def entries(family: Plans[Any], drafting: Drafting, chosen: str) -> list[Entry]:
     alone = Plan(databases=True) if has_databases else None
     found.append(Entry("databases", method_named("hd", drafting), alone, gated=True))
     for text, plan in plans.items():
-        if plan.rungs:
+        if plan.levels:
             found.append(Entry(text, method_named(f"hsd:{text}", drafting), plan))
     both = method_named("hd+hsd", drafting)
     return [*found, Entry("databases, then the stack", both, None, gated=True)]

@@ -59,7 +59,7 @@ def need(source: str, runtime: Runtime) -> Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ModelLoaders:
     """The functions above, as one value; `free` is in bytes, by device."""
 
     load: Callable[[str, Runtime], Backend] = load
@@ -71,8 +71,8 @@ class Reading:
     download: Callable[[str, Callable[[int, int], None], Callable[[], bool]], str] = download
 
 
-READING = Reading()
-USUAL = Runtime()
+MODEL_LOADERS = ModelLoaders()
+DEFAULT_RUNTIME = Runtime()
 """How models are read, and run, unless something else is said."""
 SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 

@@ -68,7 +68,7 @@ class Subject:
         for number, prompt in enumerate(self.prompts):
             for temperature in (0.0, 0.7):
                 answer = ids(self.plain(generation(temperature, 0, STEPS), number))
-                filled.past.finish([*prompt, *answer], len(answer))
+                filled.learned.finish([*prompt, *answer], len(answer))
         return filled
 
     def truth(self, wanted: Generation, number: int) -> list[int]:

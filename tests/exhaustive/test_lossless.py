@@ -127,7 +127,7 @@ def warm_toy() -> Databases:
     databases = Databases(statistics=toy_table())
     for seed in (5, 0, 1):
         answer = [t.id for t in tokens_of(plain_toy(generation(1.0, seed)))]
-        databases.past.finish([*PROMPT, *answer], len(answer))
+        databases.learned.finish([*PROMPT, *answer], len(answer))
     return databases
 
 
@@ -582,7 +582,7 @@ def warm(embedded):  # type: ignore[no-untyped-def]
             for temperature in (0.0, 0.7):
                 wanted = generation(temperature, 0, STEPS)
                 answer = [t.id for t in tokens_of(plain(wanted, number))]
-                filled.past.finish([*prompt, *answer], len(answer))
+                filled.learned.finish([*prompt, *answer], len(answer))
         return filled
 
     yield prompts, plain, databases

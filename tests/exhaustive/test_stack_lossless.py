@@ -16,7 +16,7 @@ from engine.backends.toy import (
 )
 from engine.decode import never
 from engine.hsd.family import Family
-from engine.hsd.stack import Level, Stack
+from engine.hsd.stack import LevelDrafter, Stack
 from engine.methods import Databases, drafters_of, method_named
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Sampling
@@ -174,7 +174,7 @@ def test_tokens_that_a_draft_model_does_not_know_silence_it() -> None:
         for text in (prompt, [*prompt, 119, *prompt]):
             for seed, temperature in enumerate(TEMPERATURES):
                 wanted = generation(temperature, seed)
-                top = Level("small", model, 3, wanted.sampling, Match(), known)
+                top = LevelDrafter("small", model, 3, wanted.sampling, Match(), known)
                 fast = events_of(ToyBackend(), text, wanted, [Stack(top, 2.0, 0.0)], FIXED)
                 assert_lossless(events_of(ToyBackend(), text, wanted), fast)
                 assert all(t.id < known for t in tokens_of(fast) if t.source == "draft:small")
@@ -205,7 +205,7 @@ def test_draft_models_read_of_a_second_turn_only_what_is_new() -> None:
         ToyBackend(), PROMPT, wanted, [stack_of({"mid": model}, [3], wanted.sampling)]
     )
     text = [*PROMPT, *ids(first)]
-    again = Level("mid", model, 3, wanted.sampling, Match(), VOCABULARY)
+    again = LevelDrafter("mid", model, 3, wanted.sampling, Match(), VOCABULARY)
     assert model.prefill([*text, *PROMPT], never).reused > len(text) - 8
     again.observe([*text, *PROMPT], len(text) + len(PROMPT), None)
     assert again.cached == model.cache == [*text, *PROMPT][:-1]

@@ -12,7 +12,7 @@ import pytest
 from app.build_statistics import documents_of, main, text_of, tokenized
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from engine.settings import Runtime
 from storage.statistics import SUFFIX, StatisticsTable
 from tests.conftest import EMBEDDED
@@ -173,8 +173,8 @@ def test_a_model_that_is_not_here_is_downloaded_first(
         done.append(f"load {source}")
         return ToyBackend()
 
-    reading = Reading(load=load, present=lambda source: False, download=download)
-    monkeypatch.setattr("app.build_statistics.READING", reading)
+    loaders = ModelLoaders(load=load, present=lambda source: False, download=download)
+    monkeypatch.setattr("app.build_statistics.MODEL_LOADERS", loaders)
     out = tmp_path / "a.db"
     assert main([str(texts), "--model", "owner/name:file.gguf", "--out", str(out)]) == 0
     assert done == ["download owner/name:file.gguf", "load owner/name:file.gguf"]

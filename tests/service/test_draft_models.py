@@ -25,14 +25,14 @@ from engine.errors import Cancelled, ModelError, SettingError, StorageError
 from engine.hsd.trials import Trial, prompts_of
 from engine.local import Local
 from engine.methods import METHODS
-from engine.models.loaders import Reading, free_name
+from engine.models.loaders import ModelLoaders, free_name
 from engine.models.memory import Need
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import DRAFT, Message
 from storage.database import Database
 from storage.profiles import ProfileStore
 
-ME = "local"
+OWNER = "local"
 SAMPLING = Sampling(0.8, seed=3)
 TEXTS = ("hello there", "the quick brown fox")
 SIZES = {"small": 10, "mid": 20, "large": 30}
@@ -84,8 +84,8 @@ class Shelf:
             toy.info = replace(toy.info, tokenizer_fingerprint="x", tokenizer_type="BPE")
         return toy
 
-    def reading(self) -> Reading:
-        return Reading(
+    def loaders(self) -> ModelLoaders:
+        return ModelLoaders(
             load=lambda source, runtime: self.load(source),
             need=lambda source, runtime: self.need(source),
             device=lambda source, runtime: "cpu",
@@ -94,8 +94,8 @@ class Shelf:
 
     def session(self, db: Database, toy: ToyBackend | None = None) -> Session:
         """An app that has just started with the toy."""
-        engine = Local(reading=self.reading(), backend=toy or ToyBackend())
-        return Session(engine, db, reading=self.reading())
+        engine = Local(loaders=self.loaders(), backend=toy or ToyBackend())
+        return Session(engine, db, loaders=self.loaders())
 
 
 def local(stacks: Stacks) -> Local:
@@ -106,7 +106,7 @@ def local(stacks: Stacks) -> Local:
 
 def is_free(stacks: Stacks) -> bool:
     """Whether nothing holds the models."""
-    return "free" in local(stacks).start(ME, lambda stream: stream.put("free"))
+    return "free" in local(stacks).start(OWNER, lambda stream: stream.put("free"))
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def preferences(method: str, drafting: Drafting = METHODS["hd"].drafting) -> Pre
 
 
 def ask(session: Session, chosen: Preferences) -> tuple[str, Update]:
-    conversation = session.say(ME, None, "hello there")
-    *_, last = session.answer(ME, conversation, chosen)
+    conversation = session.say(OWNER, None, "hello there")
+    *_, last = session.answer(OWNER, conversation, chosen)
     return conversation, last
 
 
@@ -421,10 +421,10 @@ def test_draft_models_change_no_word_of_an_answer(
 ) -> None:
     _, plain = ask(session, preferences("plain"))
     conversation, update = ask(session, preferences(method))
-    assert update.text == plain.text and session.take_notices(ME) == []
-    *_, proof = session.prove(ME, conversation)
+    assert update.text == plain.text and session.take_notices(OWNER) == []
+    *_, proof = session.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
-    *_, last = session.compare(ME, "hello there", "", preferences(method), 2)
+    *_, last = session.compare(OWNER, "hello there", "", preferences(method), 2)
     assert len(last.pairs) == 2 and last.same_text
     assert [timed.tokens for timed in last.pairs[0]][0] == [
         replace(token, source="target", match_length=0) for token in last.pairs[0][1].tokens
@@ -438,7 +438,7 @@ def test_drafted_tokens_say_who_drafted_them_and_are_stored_so(
     found = {piece.source for piece in update.pieces} - {"target"}
     assert found and found <= {DRAFT + "small", DRAFT + "mid"}
     assert set(update.metrics.levels) == {DRAFT + "small", DRAFT + "mid"}
-    stored = session.conversations(ME).messages(conversation)[1].pieces
+    stored = session.conversations(OWNER).messages(conversation)[1].pieces
     assert stored == tuple(update.pieces)
 
 
@@ -450,7 +450,7 @@ def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
     points = dict(curve.points)
     for method in ("hsd", "hsd:small@4"):
         assert loaded.curve_of(preferences(method).chosen()) is curve
-        list(session.compare(ME, "hello there", "", preferences(method), 1))
+        list(session.compare(OWNER, "hello there", "", preferences(method), 1))
         assert curve.points == points and session.costs.record is None
     ask(session, preferences("hsd:small@4"))
     assert session.costs.record == loaded.costs and loaded.costs.points != points
@@ -466,7 +466,7 @@ def test_missing_models_are_told_before_anything_is_lost(
     with pytest.raises(SettingError, match="none is loaded"):
         ask(session, preferences(method))
     with pytest.raises(SettingError, match="none is loaded"):
-        list(session.compare(ME, "hello", "", preferences(method), 1))
+        list(session.compare(OWNER, "hello", "", preferences(method), 1))
     session.stacks.load(shelf.sources("small"))
     with pytest.raises(SettingError, match="not profiled"):
         session.stacks.check(chosen, sampling)
@@ -494,22 +494,22 @@ def test_a_draft_model_that_fails_costs_speed_only(
     monkeypatch.setattr(ToyBackend, "score", fail)
     _, update = ask(session, preferences("hsd:small@4/mid@3"))
     assert update.text == plain.text
-    (notice,) = session.take_notices(ME)
+    (notice,) = session.take_notices(OWNER)
     assert "out of memory" in notice and "not affected" in notice
 
 
 def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: Stacks) -> None:
     rejection = Drafting(rule="rejection")
     conversation, _ = ask(session, preferences("hsd:small@4", rejection))
-    *_, proof = session.prove(ME, conversation)
+    *_, proof = session.prove(OWNER, conversation)
     assert not proof.same_text and proof.speedup.whole and proof.speedup.decoding
-    *_, last = session.compare(ME, "hello there", "", preferences("hsd:small@4", rejection), 1)
+    *_, last = session.compare(OWNER, "hello there", "", preferences("hsd:small@4", rejection), 1)
     assert not last.same_text
     cold = preferences("hsd:small@4", rejection)
     cold = replace(cold, generation=Generation(Sampling(0.0), 60))
-    conversation = session.say(ME, None, "hello there")
-    list(session.answer(ME, conversation, cold))
-    *_, proof = session.prove(ME, conversation)
+    conversation = session.say(OWNER, None, "hello there")
+    list(session.answer(OWNER, conversation, cold))
+    *_, proof = session.prove(OWNER, conversation)
     assert proof.same_text and proof.verdict is not None and proof.verdict.identical
 
 
@@ -532,7 +532,7 @@ def test_draft_models_start_every_run_with_an_empty_cache(
         return prefill(tokens, cancelled)
 
     monkeypatch.setattr(small, "prefill", read)
-    list(session.compare(ME, "hello there", "", preferences("hsd:small@4"), 2))
+    list(session.compare(OWNER, "hello there", "", preferences("hsd:small@4"), 2))
     assert known == [0, 0]
     measure(session, Drafting(), "small@4")
     assert len(known) > 2 + len(TEXTS) and not any(known)
@@ -597,12 +597,12 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
     prefill = draft.prefill
 
     def reading(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
-        session.stop(ME, conversation)
+        session.stop(OWNER, conversation)
         heard.append(cancelled())
         return prefill(tokens, cancelled)
 
     monkeypatch.setattr(draft, "prefill", reading)
-    conversation = session.say(ME, None, "hello there")
+    conversation = session.say(OWNER, None, "hello there")
     method = Preferences(Generation(SAMPLING, 50), "single:small", fresh_seed=False)
-    *_, last = session.answer(ME, conversation, method)
+    *_, last = session.answer(OWNER, conversation, method)
     assert isinstance(last, Update) and last.finish == "cancelled" and heard == [True]

@@ -12,7 +12,7 @@ from app.service.session import PROVABLE, Session
 from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import SLACK, ContextTier
-from engine.drafting.knowledge import LIMIT, MOST_OPEN, Knowledge, Past, Room
+from engine.drafting.memory import LIMIT, MOST_OPEN, DraftingMemory, OpenConversation, PastAnswers
 from engine.drafting.model import ModelTier
 from engine.local import Local
 from engine.methods import Databases
@@ -22,7 +22,7 @@ from storage.contexts import ContextStore
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from tests.conftest import ROOT
-from tests.support.inside import knowledge, past, room
+from tests.support.inside import memory, open_conversation, past_answers
 
 MB = 1 << 20
 
@@ -43,76 +43,76 @@ def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = 
 
 
 def test_owners_come_and_go_within_the_limit(session: Session) -> None:
-    known = knowledge(session)
+    known = memory(session)
     known.limit = MB
     for number in range(100):
         ask(session, f"owner {number % 50}", seed=number)
-        assert knowledge(session).bytes <= MB
-    assert 0 < len(known.rooms) < 20 and 0 < len(known.pasts) < 20
-    assert {who for who, _ in known.rooms} <= set(known.pasts)
+        assert memory(session).bytes <= MB
+    assert 0 < len(known.conversations) < 20 and 0 < len(known.past_answers) < 20
+    assert {who for who, _ in known.conversations} <= set(known.past_answers)
     known.limit = LIMIT
     for number in range(50):
         ask(session, f"owner {number}")
-    assert len(knowledge(session).pasts) == 50, "with room for all, all stay"
-    assert len(known.rooms) == MOST_OPEN
+    assert len(memory(session).past_answers) == 50, "with room for all, all stay"
+    assert len(known.conversations) == MOST_OPEN
 
 
 def test_what_was_dropped_is_as_it_was_when_it_is_needed_again(
     session: Session, db: Database
 ) -> None:
     conversation = ask(session, "ann")
-    before = past(session, "ann")
-    log = list(room(session, conversation, "ann").databases.context.log)
+    before = past_answers(session, "ann")
+    log = list(open_conversation(session, conversation, "ann").databases.context.log)
     grams, trusts = dict(before.tier.grams()), before.calibration.rows()
-    known = knowledge(session)
+    known = memory(session)
     known.limit = 1
     ask(session, "bob")
-    assert list(knowledge(session).pasts) == ["bob"]
-    assert [who for who, _ in known.rooms] == ["bob"]
+    assert list(memory(session).past_answers) == ["bob"]
+    assert [who for who, _ in known.conversations] == ["bob"]
     # Plain decoding has no drafters, so nothing is learned on top.
     drafted = session.say("ann", conversation, "hello there")
     plain = Preferences(Generation(Sampling(seed=1), max_tokens=1), "plain", fresh_seed=False)
     for _ in session.answer("ann", drafted, plain):
         pass
-    again = past(session, "ann")
+    again = past_answers(session, "ann")
     assert again is not before and dict(again.tier.grams()) == grams
     assert sorted(again.calibration.rows()) == sorted(trusts)
-    assert room(session, conversation, "ann").databases.context.log == log
+    assert open_conversation(session, conversation, "ann").databases.context.log == log
 
 
 def test_the_answer_under_way_keeps_its_past_and_its_room_however_little_fits(
     session: Session, db: Database
 ) -> None:
-    known = knowledge(session)
+    known = memory(session)
     known.limit = 1
     conversation = ask(session, "ann")
-    assert list(knowledge(session).rooms) == [("ann", conversation)]
+    assert list(memory(session).conversations) == [("ann", conversation)]
     before = ModelNgrams(db, "ann", "toy").rows()
     store = ContextStore(db, "ann")
     logged = store.size(conversation, "bytes")
     ask(session, "ann", seed=9, conversation=conversation)
-    assert list(knowledge(session).rooms) == [("ann", conversation)]
+    assert list(memory(session).conversations) == [("ann", conversation)]
     assert ModelNgrams(db, "ann", "toy").rows() > before > 0
     assert store.size(conversation, "bytes") > logged > 0
 
 
 def test_an_owner_who_only_compares_takes_room_of_others(session: Session) -> None:
     ask(session, "ann")
-    knowledge(session).limit = 1
+    memory(session).limit = 1
     chosen = Preferences(Generation(Sampling(seed=1), max_tokens=4), fresh_seed=False)
     for _ in session.compare("bob", "hello there", "", chosen, 1):
         pass
-    assert list(knowledge(session).pasts) == ["bob"]
+    assert list(memory(session).past_answers) == ["bob"]
 
 
-def enter(known: Knowledge, owner: str, name: str) -> Room:
+def enter(known: DraftingMemory, owner: str, name: str) -> OpenConversation:
     """Use a conversation as the engine does: the past first."""
-    used = known.past(owner, lambda: Past(ModelTier(), Calibration()))
+    used = known.answers_of(owner, lambda: PastAnswers(ModelTier(), Calibration()))
 
-    def recall() -> Room:
-        return Room(Databases(ContextTier(range(300)), used.tier))
+    def recall() -> OpenConversation:
+        return OpenConversation(Databases(ContextTier(range(300)), used.tier))
 
-    return known.room(owner, name, recall)
+    return known.conversation(owner, name, recall)
 
 
 @pytest.mark.parametrize(
@@ -126,19 +126,19 @@ def enter(known: Knowledge, owner: str, name: str) -> Room:
 def test_the_last_conversation_stays_when_nothing_else_may(
     entered: list[str], stay: list[str], owners: str
 ) -> None:
-    known = Knowledge(limit=1)
+    known = DraftingMemory(limit=1)
     for owner, name in map(tuple, entered):
         enter(known, owner, name)
     known.fit(entered[-1][0])
-    assert [f"{owner}{name}" for owner, name in known.rooms] == stay
-    assert list(known.pasts) == list(owners)
+    assert [f"{owner}{name}" for owner, name in known.conversations] == stay
+    assert list(known.past_answers) == list(owners)
 
 
 def test_the_one_used_longest_ago_goes_first() -> None:
-    known = Knowledge()
+    known = DraftingMemory()
     for owner, name in map(tuple, ("a1", "a2", "b1", "c1", "a1")):
         enter(known, owner, name)
-    one = known.rooms["c", "1"].bytes
+    one = known.conversations["c", "1"].bytes
     for dropped, left in (
         (one, ["b1", "c1", "a1"]),
         (one, ["c1", "a1"]),
@@ -147,11 +147,11 @@ def test_the_one_used_longest_ago_goes_first() -> None:
     ):
         known.limit = known.bytes - dropped
         known.fit("a")
-        assert [f"{owner}{name}" for owner, name in known.rooms] == left
-    assert set(known.pasts) == {"a"}
+        assert [f"{owner}{name}" for owner, name in known.conversations] == left
+    assert set(known.past_answers) == {"a"}
     known.limit = LIMIT
     known.fit("a")
-    assert known.bytes == known.rooms["a", "1"].bytes + known.pasts["a"].bytes > 0
+    assert known.bytes == known.conversations["a", "1"].bytes + known.past_answers["a"].bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_the_one_used_longest_ago_goes_first() -> None:
 def test_what_is_to_be_forgotten_goes_when_it_is_swept(
     wish: tuple[str, str | None, bool], rooms: list[str], pasts: str
 ) -> None:
-    known = Knowledge()
+    known = DraftingMemory()
     for owner, name in map(tuple, ("a1", "a2", "b1")):
         enter(known, owner, name)
     known.unwanted.append(wish)
-    assert len(known.rooms) == 3
+    assert len(known.conversations) == 3
     known.sweep()
-    assert [f"{owner}{name}" for owner, name in known.rooms] == rooms
-    assert "".join(known.pasts) == pasts and not known.unwanted
+    assert [f"{owner}{name}" for owner, name in known.conversations] == rooms
+    assert "".join(known.past_answers) == pasts and not known.unwanted
 
 
 def test_an_open_conversation_forgets_as_its_store_does(
@@ -183,7 +183,7 @@ def test_an_open_conversation_forgets_as_its_store_does(
     conversation = ask(session, "ann")
     for seed in range(12):
         ask(session, "ann", seed, conversation)
-        log = room(session, conversation, "ann").databases.context.log
+        log = open_conversation(session, conversation, "ann").databases.context.log
         assert len(log) <= 200 * SLACK
     assert log[-200:] == ContextStore(session.database, "ann").load(conversation, "bytes")
 
@@ -192,24 +192,24 @@ def test_everything_that_grows_is_counted(session: Session) -> None:
     """Context and harvest, the past, what the published method makes of it, and the tokens."""
     draw = random.Random(1)
     tokens = [draw.randrange(5000) for _ in range(4000)]
-    entered = Room(Databases(ContextTier(tokens), ModelTier()))
+    entered = OpenConversation(Databases(ContextTier(tokens), ModelTier()))
     bytes_ = [entered.bytes, (entered.databases.bytes)]
     assert bytes_[0] == bytes_[1] > 300 * len(tokens)
     for at in range(2, 2000):
         entered.databases.harvest.observe(tokens[:at][-4:], 1, lambda _: [(7, 0.5)])
     harvested = entered.bytes
     assert harvested > bytes_[0] + 2000 * 300
-    entered.databases.past.finish(tokens, 2000)
+    entered.databases.learned.finish(tokens, 2000)
     assert entered.bytes == harvested, "the past is counted once, not per room"
-    assert entered.databases.past.bytes > 300 * 1990
+    assert entered.databases.learned.bytes > 300 * 1990
     context, model = entered.databases.as_published()[:2]
     context.observe(tokens, len(tokens), None)
     assert entered.bytes > harvested + 200 * (2000 + 4000)
-    used = room(session, ask(session, "ann"), "ann")
+    used = open_conversation(session, ask(session, "ann"), "ann")
     whole, said = used.bytes, len(used.tokens)
     used.tokens = []
     assert whole >= used.bytes + 8 * said > used.bytes
-    assert knowledge(session).bytes == past(session, "ann").bytes + used.bytes > 0
+    assert memory(session).bytes == past_answers(session, "ann").bytes + used.bytes > 0
 
 
 def test_answers_that_can_be_proved_are_few(session: Session) -> None:

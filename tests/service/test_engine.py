@@ -19,21 +19,21 @@ from engine.backends.toy import ToyBackend, deviating
 from engine.decode import decode
 from engine.engine import (
     Calibrated,
-    Costed,
+    ContextLogged,
+    CostsMeasured,
     Engine,
     Load,
-    Logged,
-    LogRecord,
     Measured,
-    PastRecord,
+    NgramsLearned,
     Request,
-    Said,
     Share,
     Started,
     State,
+    StoredContextLog,
+    StoredPastAnswers,
+    WantedContextLog,
     WantedCosts,
-    WantedLog,
-    WantedPast,
+    WantedPastAnswers,
     answered,
     unknown,
 )
@@ -42,7 +42,7 @@ from engine.hsd.profile import Profile
 from engine.loaded import Costs
 from engine.local import Local
 from engine.methods import METHODS
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
 from engine.queue import Waiting
 from engine.remote import Remote
@@ -95,8 +95,8 @@ def need(source: str, runtime: Runtime) -> Need:
 
 def make(model: str = "toy") -> Engine:
     """The engine of these tests, with a model."""
-    reading = Reading(read, need, lambda source, runtime: "cpu", lambda device: 99)
-    return Local(reading=reading, each=EACH, backend=read(model, Runtime()))
+    loaders = ModelLoaders(read, need, lambda source, runtime: "cpu", lambda device: 99)
+    return Local(loaders=loaders, each=EACH, backend=read(model, Runtime()))
 
 
 def apart(model: str = "toy") -> Engine:
@@ -135,17 +135,17 @@ class Store:
 
     def reply(self, wanted: Any) -> Any:
         self.asked.append(wanted)
-        if isinstance(wanted, WantedPast):
-            return PastRecord([Gram(g, n, n) for g, n in self.grams.items()], self.rows)
-        return LogRecord(tuple(self.log)) if isinstance(wanted, WantedLog) else None
+        if isinstance(wanted, WantedPastAnswers):
+            return StoredPastAnswers([Gram(g, n, n) for g, n in self.grams.items()], self.rows)
+        return StoredContextLog(tuple(self.log)) if isinstance(wanted, WantedContextLog) else None
 
     def keep(self, event: Any) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, NgramsLearned):
             for gram in event.grams:
                 self.grams[gram] = self.grams.get(gram, 0) + 1
         elif isinstance(event, Calibrated):
             self.rows = event.rows
-        elif isinstance(event, Logged):
+        elif isinstance(event, ContextLogged):
             self.log += event.tokens
 
     def questions(self) -> list[type]:
@@ -204,17 +204,20 @@ def test_the_events_of_an_answer_come_in_their_order(engine: Engine) -> None:
     found = run(engine, asking(conversation="c"))
     started, prefill, *rest = found
     assert isinstance(started, Started) and started.info == engine.state.info
-    assert (started.dropped, started.trusted) == (0, ())
+    assert (started.dropped, started.calibration) == (0, ())
     assert isinstance(prefill, Prefill) and prefill.tokens == len(started.prompt)
     steps = of(Step, found)
     assert [step.index for step in steps] == list(range(len(steps))) and steps[-1].finish
     assert all(step.finish is None for step in steps[:-1])
     taught = [type(event) for event in rest[rest.index(steps[-1]) + 1 :]]
-    assert taught[-2:] == [Learned, Calibrated] and set(taught[:-2]) == {Logged, Said}
+    assert taught[-2:] == [Learned, Calibrated] and set(taught[:-2]) == {
+        ContextLogged,
+        NgramsLearned,
+    }
     tokens = [token.id for token in said(found)]
-    logged = [token for event in of(Logged, found) for token in event.tokens]
+    logged = [token for event in of(ContextLogged, found) for token in event.tokens]
     assert logged == [*started.prompt, *tokens]
-    (learned,) = of(Said, found)
+    (learned,) = of(NgramsLearned, found)
     assert learned.size == len([gram for gram in learned.grams if len(gram) > 1])
 
 
@@ -327,8 +330,8 @@ def test_what_is_known_is_not_asked_again_before_it_is_forgotten(engine: Engine)
     run(engine, request, store)
     past, log = store.asked
     info = engine.state.info
-    assert past == WantedPast(info.fingerprint)
-    assert log == WantedLog(info.tokenizer_fingerprint)
+    assert past == WantedPastAnswers(info.fingerprint)
+    assert log == WantedContextLog(info.tokenizer_fingerprint)
     store.asked.clear()
     run(engine, request, store)
     assert store.questions() == []
@@ -338,15 +341,15 @@ def test_what_is_known_is_not_asked_again_before_it_is_forgotten(engine: Engine)
     assert store.questions() == []
     engine.forget(request.owner, "c")
     run(engine, request, store)
-    assert store.questions() == [WantedLog]
+    assert store.questions() == [WantedContextLog]
     engine.forget(request.owner)
     run(engine, request, store)
-    assert store.questions() == [WantedLog]
+    assert store.questions() == [WantedContextLog]
     engine.forget(request.owner, past=True)
     run(engine, request, store)
-    assert store.questions() == [WantedPast, WantedLog]
+    assert store.questions() == [WantedPastAnswers, WantedContextLog]
     run(engine, replace(request, owner="another owner"), store)
-    assert store.questions() == [WantedPast, WantedLog]
+    assert store.questions() == [WantedPastAnswers, WantedContextLog]
 
 
 def test_another_model_knows_nothing_of_what_this_one_said(engine: Engine) -> None:
@@ -354,15 +357,15 @@ def test_another_model_knows_nothing_of_what_this_one_said(engine: Engine) -> No
     run(engine, asking(), store)
     have(engine, "other")
     found = run(engine, asking("model"), Store())
-    assert kept(found) == 0 and of(Said, found)
+    assert kept(found) == 0 and of(NgramsLearned, found)
 
 
 def test_without_a_conversation_there_is_no_log(engine: Engine) -> None:
     store = Store()
     for _ in range(2):
         found = run(engine, asking(), store)
-        assert not of(Logged, found)
-    assert store.questions() == [WantedPast]
+        assert not of(ContextLogged, found)
+    assert store.questions() == [WantedPastAnswers]
 
 
 @pytest.mark.parametrize("method", ["model", "context"])
@@ -385,17 +388,17 @@ def test_trust_goes_on_from_what_was_stored(engine: Engine) -> None:
     store = Store()
     run(engine, asking(), store)
     rows = store.rows
-    assert rows and of(Started, run(engine, asking(), store))[0].trusted == rows
+    assert rows and of(Started, run(engine, asking(), store))[0].calibration == rows
     rows = store.rows
     engine.forget(asking().owner, past=True)
-    assert sorted(of(Started, run(engine, asking(), store))[0].trusted) == sorted(rows)
+    assert sorted(of(Started, run(engine, asking(), store))[0].calibration) == sorted(rows)
 
 
 def test_an_owner_draws_nothing_from_another(engine: Engine) -> None:
     store = Store()
     run(engine, asking(), store)
     other = run(engine, asking("model", owner="other"), Store())
-    assert kept(other) == 0 and of(Started, other)[0].trusted == ()
+    assert kept(other) == 0 and of(Started, other)[0].calibration == ()
 
 
 def test_a_question_that_cannot_be_answered_ends_the_answer(engine: Engine) -> None:
@@ -431,7 +434,7 @@ def test_a_measured_run_starts_from_nothing_and_leaves_no_trace(
             assert [t.id for t in said(found)] == [t.id for t in said(first)]
     assert store.questions() == []
     again = run(engine, asking("plain", conversation="c"), store)
-    assert of(Started, again)[0].trusted == store.rows
+    assert of(Started, again)[0].calibration == store.rows
 
 
 def test_a_measured_run_knows_what_was_said_before_but_for_what_it_is_to_unlearn(
@@ -448,8 +451,8 @@ def test_a_measured_run_knows_what_was_said_before_but_for_what_it_is_to_unlearn
 def test_a_measured_run_trusts_as_it_is_told(engine: Engine) -> None:
     rows = of(Calibrated, run(engine, asking()))[-1].rows
     for trusted in (None, (), rows):
-        found = run(engine, measuring(trusted=trusted))
-        assert of(Started, found)[0].trusted == (rows if trusted is None else trusted)
+        found = run(engine, measuring(calibration=trusted))
+        assert of(Started, found)[0].calibration == (rows if trusted is None else trusted)
 
 
 # the queue, and stops
@@ -472,7 +475,7 @@ def test_a_stop_ends_the_answer_with_what_it_said_and_taught(slow: Engine) -> No
     rest = list(items)
     last = of(Step, rest)[-1]
     assert last.finish == "cancelled" and len(said(rest)) < 500
-    said_ = [token for event in of(Logged, rest) for token in event.tokens]
+    said_ = [token for event in of(ContextLogged, rest) for token in event.tokens]
     assert said_[-1] == last.tokens[-1].id
     assert said(run(slow, asking("plain", tokens=4)))
 
@@ -543,7 +546,7 @@ def test_another_model_takes_the_place_of_the_loaded_one_and_everyone_is_told(
     state = seen[-1]
     assert state == engine.state and state.there and state.source == "other"
     assert (state.info.name, state.runtime.threads) == ("Other", 2)
-    (costed,) = of(Costed, found)
+    (costed,) = of(CostsMeasured, found)
     assert costed.info == state.info and set(costed.costs.points) and of(Share, found)
     assert of(Started, run(engine, asking()))[0].info == state.info
 
@@ -551,7 +554,7 @@ def test_another_model_takes_the_place_of_the_loaded_one_and_everyone_is_told(
 def test_costs_that_were_stored_are_not_measured_again_and_answers_correct_them(
     engine: Engine,
 ) -> None:
-    (costed,) = of(Costed, list(answered(engine.load(Load("other")), unknown)))
+    (costed,) = of(CostsMeasured, list(answered(engine.load(Load("other")), unknown)))
     asked: list[Any] = []
 
     def reply(wanted: Any) -> Any:
@@ -560,12 +563,12 @@ def test_costs_that_were_stored_are_not_measured_again_and_answers_correct_them(
 
     found = list(answered(engine.load(Load("other")), reply))
     assert asked == [WantedCosts(costed.info)]
-    assert not of(Share, found) and of(Costed, found) == [costed]
-    (corrected,) = of(Costed, run(engine, asking()))
+    assert not of(Share, found) and of(CostsMeasured, found) == [costed]
+    (corrected,) = of(CostsMeasured, run(engine, asking()))
     assert corrected.costs.points != costed.costs.points
     assert corrected.costs.measured == costed.costs.measured
-    assert not of(Costed, run(engine, asking("plain")) + run(engine, measuring()))
-    again = of(Costed, list(engine.measure_costs()))
+    assert not of(CostsMeasured, run(engine, asking("plain")) + run(engine, measuring()))
+    again = of(CostsMeasured, list(engine.measure_costs()))
     assert again[-1].costs.measured > costed.costs.measured
 
 

@@ -21,13 +21,13 @@ from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.errors import StrataError
 from engine.local import Local
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
 from engine.remote import Remote
 from engine.settings import Generation, Runtime, Sampling
 from engine.tree import Tree
 from storage.database import Database
-from tests.support.inside import ME, soon
+from tests.support.inside import OWNER, soon
 
 MOMENTS = {"loading": 12, "prompt": 12, "answer": 14, "learning": 12}
 CHOSEN = Preferences(Generation(Sampling(0.8, seed=3), max_tokens=60), fresh_seed=False)
@@ -66,7 +66,7 @@ def here(source: str) -> bool:
     return True
 
 
-READING = Reading(load=toy, need=little, device=anywhere, free=plenty, present=here)
+MODEL_LOADERS = ModelLoaders(load=toy, need=little, device=anywhere, free=plenty, present=here)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def session() -> Iterator[Session]:
         # That it gives up after three ends in a row is tested in tests/service/test_revival.py.
         patched.setattr("app.service.revival.WINDOW", 0.0)
         patched.setattr("engine.drafting.costs.SECONDS", 0.0)
-        engine = Remote(partial(Local, reading=READING))
-        found = Session(engine, db, reading=READING)
+        engine = Remote(partial(Local, loaders=MODEL_LOADERS))
+        found = Session(engine, db, loaders=MODEL_LOADERS)
         list(found.models.start("/toys/one"))
         yield found
         engine.close()
@@ -93,12 +93,12 @@ def ready(session: Session) -> bool:
 
 
 def ask(session: Session) -> Answer:
-    conversation = session.say(ME, None, "hello there " * 20)
-    return session.generations.start(ME, conversation, CHOSEN)
+    conversation = session.say(OWNER, None, "hello there " * 20)
+    return session.generations.start(OWNER, conversation, CHOSEN)
 
 
 def stored(session: Session, answer: Answer) -> str:
-    messages = session.conversations(ME).messages(answer.conversation)
+    messages = session.conversations(OWNER).messages(answer.conversation)
     return messages[1].content if len(messages) > 1 else ""
 
 

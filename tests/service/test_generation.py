@@ -16,7 +16,7 @@ from engine.local import Local
 from engine.queue import Waiting
 from storage.database import Database
 from tests.service.test_session import preferences, texts
-from tests.support.inside import ME, Held, soon
+from tests.support.inside import OWNER, Held, soon
 
 Items = Iterator[Update | Waiting]
 
@@ -37,12 +37,12 @@ def ended(answer: Answer) -> Answer:
 
 
 def test_an_answer_is_complete_though_nobody_watches(session: Session) -> None:
-    conversation = session.say(ME, None, "hello there")
-    answer = ended(session.generations.start(ME, conversation, preferences()))
+    conversation = session.say(OWNER, None, "hello there")
+    answer = ended(session.generations.start(OWNER, conversation, preferences()))
     assert answer.update is not None and answer.update.finish == "length" and not answer.error
     assert texts(session, conversation) == ["hello there", answer.update.text]
     assert answer.tokens == 60 and answer.update.metrics.forwards > 20
-    (_, stored) = session.conversations(ME).messages(conversation)
+    (_, stored) = session.conversations(OWNER).messages(conversation)
     assert stored.id == answer.message_id and stored.run_id
 
 
@@ -51,26 +51,26 @@ def test_it_is_found_while_it_is_under_way_and_known_by_its_token_after(
 ) -> None:
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
-    conversation = session.say(ME, None, "hello there")
-    answer = session.generations.start(ME, conversation, preferences())
-    assert session.generations.find(ME, conversation) is answer
+    conversation = session.say(OWNER, None, "hello there")
+    answer = session.generations.start(OWNER, conversation, preferences())
+    assert session.generations.find(OWNER, conversation) is answer
     assert session.generations.find("other", conversation) is None
-    assert session.generations.find(ME, "elsewhere") is None
+    assert session.generations.find(OWNER, "elsewhere") is None
     assert soon(lambda: answer.ahead == 1), "it waits, and says so"
     other.close()
     toy.allow()
     assert ended(answer).ahead == 0
-    assert session.generations.find(ME, conversation) is None
+    assert session.generations.find(OWNER, conversation) is None
     assert session.generations.get(answer.token) is answer
     assert session.generations.get("made up") is None
 
 
 def test_stop_ends_it_and_what_there_is_of_it_stays(session: Session, toy: Held) -> None:
-    conversation = session.say(ME, None, "hello there")
+    conversation = session.say(OWNER, None, "hello there")
     toy.allow(3)
-    answer = session.generations.start(ME, conversation, preferences("plain", 500))
+    answer = session.generations.start(OWNER, conversation, preferences("plain", 500))
     assert soon(lambda: toy.allowed[0] == 0)
-    session.stop(ME, conversation)
+    session.stop(OWNER, conversation)
     toy.allow()
     update = ended(answer).update
     assert update is not None and update.finish == "cancelled"
@@ -94,7 +94,7 @@ def raising(error: Exception) -> Callable[..., Items]:
     ],
 )
 def test_it_ends_whatever_goes_wrong(error: Exception, told: str) -> None:
-    answer = ended(Generations(raising(error)).start(ME, "c", preferences()))
+    answer = ended(Generations(raising(error)).start(OWNER, "c", preferences()))
     assert (told in answer.error) and bool(told) == bool(answer.error)
     assert answer.update is None and answer.message_id == "" and answer.tokens == 0
 
@@ -108,16 +108,16 @@ def test_those_that_are_over_are_forgotten_and_those_under_way_never() -> None:
             stay.wait(20)
 
     known = Generations(answer)
-    long = known.start(ME, "long", preferences())
-    begun = [ended(known.start(ME, str(n), preferences())) for n in range(3 * KEPT)]
+    long = known.start(OWNER, "long", preferences())
+    begun = [ended(known.start(OWNER, str(n), preferences())) for n in range(3 * KEPT)]
     assert [known.get(a.token) for a in begun] == [None] * (2 * KEPT) + begun[2 * KEPT :]
-    assert known.find(ME, "long") is long
+    assert known.find(OWNER, "long") is long
     stay.set()
     ended(long)
 
 
 def test_no_two_tokens_are_alike_and_none_is_short() -> None:
-    tokens = {Answer(ME, "c").token for _ in range(1000)}
+    tokens = {Answer(OWNER, "c").token for _ in range(1000)}
     assert len(tokens) == 1000 and min(map(len, tokens)) >= 24
 
 

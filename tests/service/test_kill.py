@@ -31,7 +31,7 @@ from storage import leftovers
 from storage.conversations import StoredMessage
 from storage.database import Database
 
-ME = "local"
+OWNER = "local"
 MOMENTS, AT_ONCE = 50, 25
 LATEST = 4.5
 """Seconds after its first message at which a child is killed at the latest."""
@@ -53,9 +53,9 @@ def answers(session: Session, seed: int) -> Iterator[tuple[int, str]]:
     conversation, number = None, 0
     while True:
         text = f"Message {number} of {seed}."
-        conversation = session.say(ME, conversation, text)
+        conversation = session.say(OWNER, conversation, text)
         yield -1 - number, text
-        for update in session.answer(ME, conversation, chosen):
+        for update in session.answer(OWNER, conversation, chosen):
             yield number, update.text
         number += 1
 
@@ -166,7 +166,7 @@ def outcome(killed: Killed) -> Outcome:
         for check in ("integrity_check", "foreign_key_check"):
             found = db.execute_read(f"PRAGMA {check}")
             problems += [str(row) for row in found if row != ("ok",)]
-        store = Session(Local(backend=ToyBackend()), db).conversations(ME)
+        store = Session(Local(backend=ToyBackend()), db).conversations(OWNER)
         stored = [message for item in store.list() for message in store.messages(item.id)]
     said = {n: text for _, n, text in shown if isinstance(n, int) and n < 0}
     texts = {2 * (-1 - number): text for number, text in said.items()}

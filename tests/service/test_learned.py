@@ -8,20 +8,20 @@ from app.service.preferences import Preferences
 from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
-from engine.engine import PastRecord, WantedPast
+from engine.engine import StoredPastAnswers, WantedPastAnswers
 from engine.errors import StorageError
 from engine.local import Local
 from engine.settings import Generation, Sampling
-from engine.types import TrustRow
+from engine.types import CalibrationRow
 from storage.calibrations import CalibrationStore
 from storage.database import Database
 from storage.ngrams import ModelNgrams
-from tests.support.inside import ME, Held, knowledge, local, past, room
+from tests.support.inside import OWNER, Held, local, memory, open_conversation, past_answers
 
 CHOSEN = Preferences(Generation(Sampling(temperature=0.8, seed=3), max_tokens=60), fresh_seed=False)
 
 
-def stored(db: Database, owner: str = ME) -> list[TrustRow]:
+def stored(db: Database, owner: str = OWNER) -> list[CalibrationRow]:
     return CalibrationStore(db, owner, "toy").load()
 
 
@@ -35,7 +35,7 @@ def session(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy), db)
 
 
-def ask(session: Session, owner: str = ME, method: str = "hd") -> str:
+def ask(session: Session, owner: str = OWNER, method: str = "hd") -> str:
     conversation = session.say(owner, None, "hello there")
     list(session.answer(owner, conversation, CHOSEN.with_method(method)))
     return conversation
@@ -47,29 +47,29 @@ def test_trust_is_stored_after_an_answer_and_there_after_a_restart(
     ask(session)
     rows = stored(db)
     assert "context" in {row.tier for row in rows}
-    assert sorted(rows) == sorted(past(session).calibration.rows())
+    assert sorted(rows) == sorted(past_answers(session).calibration.rows())
     later = Session(Local(backend=ToyBackend()), db)
     conversation = ask(later)
-    assert sorted(later.answered[ME, conversation].trusted) == sorted(rows)
+    assert sorted(later.answered[OWNER, conversation].calibration) == sorted(rows)
     assert sum(row.reached for row in stored(db)) > sum(row.reached for row in rows)
 
 
 def test_every_conversation_of_an_owner_teaches_one_calibration(session: Session) -> None:
-    rooms = [room(session, ask(session)) for _ in range(2)]
+    rooms = [open_conversation(session, ask(session)) for _ in range(2)]
     first, second = (room.databases for room in rooms)
-    assert first.calibration is second.calibration is past(session).calibration
+    assert first.calibration is second.calibration is past_answers(session).calibration
     assert first.harvest is not second.harvest
 
 
 def test_owners_teach_each_other_nothing(session: Session, db: Database) -> None:
     ask(session, "ann")
     assert stored(db, "ann") and not stored(db, "bob")
-    before, known = stored(db, "ann"), past(session, "ann").tier.size
+    before, known = stored(db, "ann"), past_answers(session, "ann").tier.size
     conversation = ask(session, "bob")
-    assert session.answered["bob", conversation].trusted == ()
+    assert session.answered["bob", conversation].calibration == ()
     assert stored(db, "ann") == before
-    assert past(session, "ann").tier.size == known
-    assert past(session, "bob").tier.size == ModelNgrams(db, "bob", "toy").rows()
+    assert past_answers(session, "ann").tier.size == known
+    assert past_answers(session, "bob").tier.size == ModelNgrams(db, "bob", "toy").rows()
 
 
 def test_plain_answers_teach_nothing_about_the_evidence(session: Session, db: Database) -> None:
@@ -79,19 +79,19 @@ def test_plain_answers_teach_nothing_about_the_evidence(session: Session, db: Da
 
 def test_wiping_the_model_tier_wipes_the_trust(session: Session, db: Database) -> None:
     ask(session)
-    session.wipe_model(ME)
-    assert stored(db) == [] and ModelNgrams(db, ME, "toy").rows() == 0
-    assert not knowledge(session).pasts and not knowledge(session).rooms
+    session.wipe_model(OWNER)
+    assert stored(db) == [] and ModelNgrams(db, OWNER, "toy").rows() == 0
+    assert not memory(session).past_answers and not memory(session).conversations
     conversation = ask(session)
-    answer = session.answered[ME, conversation]
-    assert answer.trusted == () and not answer.run.metrics.accepted.get("model")
-    assert past(session).tier.size == ModelNgrams(db, ME, "toy").rows()
+    answer = session.answered[OWNER, conversation]
+    assert answer.calibration == () and not answer.run.metrics.accepted.get("model")
+    assert past_answers(session).tier.size == ModelNgrams(db, OWNER, "toy").rows()
 
 
 def wiped(session: Session, db: Database) -> bool:
     """Whether nothing of the owner's is left, stored or in memory."""
-    rows = ModelNgrams(db, ME, "toy").rows()
-    return not (stored(db) or rows or knowledge(session).pasts or knowledge(session).rooms)
+    rows = ModelNgrams(db, OWNER, "toy").rows()
+    return not (stored(db) or rows or memory(session).past_answers or memory(session).conversations)
 
 
 def test_an_answer_under_way_does_not_bring_back_what_was_wiped(
@@ -99,16 +99,16 @@ def test_an_answer_under_way_does_not_bring_back_what_was_wiped(
 ) -> None:
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
     ask(session)
-    conversation = session.say(ME, None, "something else")
-    updates = session.answer(ME, conversation, CHOSEN)
+    conversation = session.say(OWNER, None, "something else")
+    updates = session.answer(OWNER, conversation, CHOSEN)
     toy.allow(1)
     next(updates)
-    session.wipe_model(ME)
+    session.wipe_model(OWNER)
     toy.allow()
     *_, last = updates
     assert isinstance(last, Update) and last.finish and wiped(session, db)
     ask(session)
-    assert stored(db) and ModelNgrams(db, ME, "toy").rows()
+    assert stored(db) and ModelNgrams(db, OWNER, "toy").rows()
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -121,14 +121,14 @@ def test_a_wipe_while_the_past_is_read_leaves_nothing_of_it(
     recall = later.recall
 
     def wiping(wanted: Any, *whose: str) -> Any:
-        if not isinstance(wanted, WantedPast):
+        if not isinstance(wanted, WantedPastAnswers):
             return recall(wanted, *whose)
         if moment == "before":
-            later.wipe_model(ME)
+            later.wipe_model(OWNER)
         found = recall(wanted, *whose)
         if moment == "after":
-            later.wipe_model(ME)
-        assert (found == PastRecord()) is (moment == "before")
+            later.wipe_model(OWNER)
+        assert (found == StoredPastAnswers()) is (moment == "before")
         return found
 
     monkeypatch.setattr(later, "recall", wiping)
@@ -142,36 +142,36 @@ def test_an_answer_that_waited_through_a_wipe_is_learned(
     """It begins after it, from nothing."""
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
     ask(session)
-    first, second = (session.say(ME, None, text) for text in ("one", "two"))
-    updates = session.answer(ME, first, CHOSEN)
+    first, second = (session.say(OWNER, None, text) for text in ("one", "two"))
+    updates = session.answer(OWNER, first, CHOSEN)
     toy.allow(1)
     next(updates)
-    waiting = session.answer(ME, second, CHOSEN)
+    waiting = session.answer(OWNER, second, CHOSEN)
     next(waiting)
-    session.wipe_model(ME)
+    session.wipe_model(OWNER)
     toy.allow()
     list(updates)
     assert stored(db) == []
     list(waiting)
-    assert session.answered[ME, second].trusted == ()
-    rows = ModelNgrams(db, ME, "toy").rows()
-    assert stored(db) and rows == past(session).tier.size > 0
+    assert session.answered[OWNER, second].calibration == ()
+    rows = ModelNgrams(db, OWNER, "toy").rows()
+    assert stored(db) and rows == past_answers(session).tier.size > 0
 
 
 def test_only_the_models_thread_touches_what_is_in_memory(session: Session, toy: Held) -> None:
     """What another thread forgets stays for the run that uses it."""
-    conversation = session.say(ME, None, "hello there")
-    updates = session.answer(ME, conversation, CHOSEN)
+    conversation = session.say(OWNER, None, "hello there")
+    updates = session.answer(OWNER, conversation, CHOSEN)
     toy.allow(2)
     next(updates)
-    used = local(session).loaded.knowledge
-    rooms, pasts = dict(used.rooms), dict(used.pasts)
-    session.wipe_context(ME, conversation)
-    session.wipe_model(ME)
-    assert rooms and pasts and (used.rooms, used.pasts) == (rooms, pasts)
+    used = local(session).loaded.memory
+    rooms, pasts = dict(used.conversations), dict(used.past_answers)
+    session.wipe_context(OWNER, conversation)
+    session.wipe_model(OWNER)
+    assert rooms and pasts and (used.conversations, used.past_answers) == (rooms, pasts)
     toy.allow()
     list(updates)
-    assert not knowledge(session).rooms and not knowledge(session).pasts
+    assert not memory(session).conversations and not memory(session).past_answers
 
 
 def test_trust_that_could_not_be_read_is_not_overwritten(
@@ -187,7 +187,7 @@ def test_trust_that_could_not_be_read_is_not_overwritten(
     with monkeypatch.context() as patch:
         patch.setattr(CalibrationStore, "load", locked)
         ask(later)
-    assert later.take_notices(ME) == ["strata.db is locked by another program."]
+    assert later.take_notices(OWNER) == ["strata.db is locked by another program."]
     assert stored(db) == rows
 
 
@@ -197,4 +197,4 @@ def test_damaged_rows_do_not_keep_an_owner_from_chatting(session: Session, db: D
         handle.execute("UPDATE calibrations SET reached = 'many', trusted = -1")
     later = Session(Local(backend=ToyBackend()), db)
     ask(later)
-    assert later.take_notices(ME) == [] and stored(db)
+    assert later.take_notices(OWNER) == [] and stored(db)

@@ -29,7 +29,7 @@ from engine.drafting import costs as engine_costs
 from engine.engine import Event, Request
 from engine.errors import Cancelled, ModelError, PromptError, SettingError, StorageError
 from engine.local import Local
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
 from engine.runs import UNMEASURED
 from engine.sampling import Floats
@@ -44,7 +44,7 @@ from storage.sources import SourceStore
 from storage.statistics import SUFFIX, StatisticsTable, open_table
 from storage.statistics_build import build
 
-ME = "local"
+OWNER = "local"
 NAMES = ("one", "two", "three", "draft")
 
 
@@ -133,8 +133,8 @@ class Shop:
         self.arrived.add(source)
         return source
 
-    def reading(self) -> Reading:
-        return Reading(
+    def loaders(self) -> ModelLoaders:
+        return ModelLoaders(
             load=self.load,
             need=self.need,
             device=lambda source, runtime: "cpu",
@@ -147,8 +147,8 @@ class Shop:
     def session(self, db: Database, name: str = "one", guests: bool = False) -> Session:
         """An app that has just started with that model."""
         folders = [self.root / "statistics"]
-        engine = Local(partial(open_table, folders), self.reading())
-        session = Session(engine, db, guests, self.reading(), folders)
+        engine = Local(partial(open_table, folders), self.loaders())
+        session = Session(engine, db, guests, self.loaders(), folders)
         list(session.models.start(self.source(name)))
         return session
 
@@ -204,16 +204,18 @@ def preferences(method: str = "hd", tokens: int = 60, budget: str = "adaptive") 
 def ask(
     session: Session, text: str = "hello there", method: str = "hd", budget: str = "adaptive"
 ) -> Update:
-    conversation = session.say(ME, None, text)
-    *_, last = session.answer(ME, conversation, preferences(method, budget=budget))
+    conversation = session.say(OWNER, None, text)
+    *_, last = session.answer(OWNER, conversation, preferences(method, budget=budget))
     return last
 
 
-def told(session: Session, source: str, runtime: Runtime = models.USUAL) -> list[Progress]:
+def told(
+    session: Session, source: str, runtime: Runtime = models.DEFAULT_RUNTIME
+) -> list[Progress]:
     return list(session.models.load(source, runtime))
 
 
-def fails(session: Session, source: str, runtime: Runtime = models.USUAL) -> str:
+def fails(session: Session, source: str, runtime: Runtime = models.DEFAULT_RUNTIME) -> str:
     """Why a model cannot be loaded."""
     with pytest.raises(ModelError) as caught:
         told(session, source, runtime)
@@ -241,54 +243,56 @@ def test_the_text_is_that_of_a_program_that_started_with_the_model(
 
 
 def test_conversations_stay_and_go_on_with_the_other_model(session: Session, shop: Shop) -> None:
-    conversation = session.say(ME, None, "hello")
-    list(session.answer(ME, conversation, preferences()))
-    before = session.conversations(ME).messages(conversation)
+    conversation = session.say(OWNER, None, "hello")
+    list(session.answer(OWNER, conversation, preferences()))
+    before = session.conversations(OWNER).messages(conversation)
     told(session, shop.source("two"))
-    assert session.conversations(ME).messages(conversation) == before
-    session.say(ME, conversation, "and more")
-    *_, last = session.answer(ME, conversation, preferences())
-    messages = session.conversations(ME).messages(conversation)
+    assert session.conversations(OWNER).messages(conversation) == before
+    session.say(OWNER, conversation, "and more")
+    *_, last = session.answer(OWNER, conversation, preferences())
+    messages = session.conversations(OWNER).messages(conversation)
     assert messages[:2] == before and messages[3].content == last.text
     with Database() as db:
         fresh = shop.session(db, "two")
-        copy = fresh.conversations(ME).create().id
+        copy = fresh.conversations(OWNER).create().id
         for message in messages[:3]:
-            fresh.conversations(ME).append(copy, message.role, message.content)
-        assert [*fresh.answer(ME, copy, preferences("plain"))][-1].text == last.text
+            fresh.conversations(OWNER).append(copy, message.role, message.content)
+        assert [*fresh.answer(OWNER, copy, preferences("plain"))][-1].text == last.text
 
 
 def remembered(session: Session) -> int | None:
     """How many n-grams the engine holds of what the loaded model said; None before it needs any."""
-    past = local(session).loaded.knowledge.pasts.get(ME)
+    past = local(session).loaded.memory.past_answers.get(OWNER)
     return past and past.tier.size
 
 
 def context(session: Session, conversation: str) -> list[int]:
     """The log of an open conversation."""
-    return local(session).loaded.knowledge.rooms[ME, conversation].databases.context.log
+    return local(session).loaded.memory.conversations[OWNER, conversation].databases.context.log
 
 
 def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db: Database) -> None:
     (shop.root / "two.gguf").write_text("other tokens")
-    conversation = session.say(ME, None, "hello")
-    list(session.answer(ME, conversation, preferences()))
-    rows = ModelNgrams(db, ME, "one").rows()
+    conversation = session.say(OWNER, None, "hello")
+    list(session.answer(OWNER, conversation, preferences()))
+    rows = ModelNgrams(db, OWNER, "one").rows()
     assert rows and remembered(session) == rows
-    log = ContextStore(db, ME).load(conversation, "bytes")
+    log = ContextStore(db, OWNER).load(conversation, "bytes")
     told(session, shop.source("two"))
-    assert remembered(session) is None and not local(session).loaded.knowledge.rooms
-    session.drop_answer(ME, conversation)
-    list(session.answer(ME, conversation, preferences()))
-    others = ModelNgrams(db, ME, "two").rows()
+    assert remembered(session) is None and not local(session).loaded.memory.conversations
+    session.drop_answer(OWNER, conversation)
+    list(session.answer(OWNER, conversation, preferences()))
+    others = ModelNgrams(db, OWNER, "two").rows()
     assert others and remembered(session) == others
-    assert ModelNgrams(db, ME, "one").rows() == rows
-    assert context(session, conversation) == ContextStore(db, ME).load(conversation, "other tokens")
+    assert ModelNgrams(db, OWNER, "one").rows() == rows
+    assert context(session, conversation) == ContextStore(db, OWNER).load(
+        conversation, "other tokens"
+    )
     told(session, shop.source("one"))
-    list(session.compare(ME, "hello", "", preferences(tokens=1), 1))
+    list(session.compare(OWNER, "hello", "", preferences(tokens=1), 1))
     assert remembered(session) == rows, "a comparison teaches nothing"
-    session.drop_answer(ME, conversation)
-    list(session.answer(ME, conversation, preferences()))
+    session.drop_answer(OWNER, conversation)
+    list(session.answer(OWNER, conversation, preferences()))
     assert log and context(session, conversation)[: len(log)] == log
 
 
@@ -359,14 +363,14 @@ def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -
 
 @pytest.mark.parametrize("method", ["hd", "plain", "hd-published", "lookup"])
 def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, method: str) -> None:
-    conversation = session.say(ME, None, "hello there")
-    list(session.answer(ME, conversation, preferences(method)))
-    list(session.prove(ME, conversation))
+    conversation = session.say(OWNER, None, "hello there")
+    list(session.answer(OWNER, conversation, preferences(method)))
+    list(session.prove(OWNER, conversation))
     if method != "plain":
-        list(session.compare(ME, "hello there", "", preferences(method), 1))
+        list(session.compare(OWNER, "hello there", "", preferences(method), 1))
     session.stacks.load([shop.source("draft")])
     list(session.stacks.profile(Sampling(), ("hello there",), 8))
-    left = session.answer(ME, session.say(ME, None, "left"), preferences(method))
+    left = session.answer(OWNER, session.say(OWNER, None, "left"), preferences(method))
     next(left)
     left.close()  # type: ignore[attr-defined]
     del left
@@ -378,11 +382,11 @@ def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, met
 def test_what_an_answer_left_open_cannot_be_proved_with_another_model(
     session: Session, shop: Shop
 ) -> None:
-    conversation = session.say(ME, None, "hello")
-    list(session.answer(ME, conversation, preferences()))
+    conversation = session.say(OWNER, None, "hello")
+    list(session.answer(OWNER, conversation, preferences()))
     told(session, shop.source("two"))
     with pytest.raises(Exception, match="no answer of this session"):
-        list(session.prove(ME, conversation))
+        list(session.prove(OWNER, conversation))
 
 
 # room in memory
@@ -398,7 +402,7 @@ def test_a_model_that_fits_beside_the_other_is_read_first(
         seen.append(session.info.name + type(loaded(session)).__name__)
         return load(source, runtime)
 
-    local(session).reading = replace(local(session).reading, load=watched)
+    local(session).loaders = replace(local(session).loaders, load=watched)
     told(session, shop.source("two"))
     shop.room = 50
     told(session, shop.source("three"))
@@ -471,8 +475,8 @@ def test_a_model_that_cannot_answer_counts_as_one_that_failed(
 
 
 def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: Shop) -> None:
-    conversation = session.say(ME, None, "hello")
-    list(session.answer(ME, conversation, preferences()))
+    conversation = session.say(OWNER, None, "hello")
+    list(session.answer(OWNER, conversation, preferences()))
     shop.room = 50
     shop.broken |= {shop.source("one"), shop.source("two")}
     words = fails(session, shop.source("two"))
@@ -480,15 +484,15 @@ def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: S
     assert "load one in the Models tab" in words and shop.alive == []
     assert session.models.source == "" and not session.models.demonstration
     for reach in (
-        lambda: session.say(ME, conversation, "more"),
-        lambda: list(session.compare(ME, "hello", "", preferences(), 1)),
+        lambda: session.say(OWNER, conversation, "more"),
+        lambda: list(session.compare(OWNER, "hello", "", preferences(), 1)),
         session.measure_costs,
         lambda: session.stacks.load([shop.source("draft")]),
         lambda: loaded(session).detokenize([1]),
     ):
         with pytest.raises(ModelError):
             reach()
-    assert len(session.conversations(ME).messages(conversation)) == 2
+    assert len(session.conversations(OWNER).messages(conversation)) == 2
     told(session, shop.source("three"))
     assert ask(session).text and shop.alive == ["three"]
 
@@ -506,7 +510,7 @@ def test_what_no_one_foresaw_is_an_error_of_ours_too(session: Session, shop: Sho
     def fall(source: str) -> bool:
         raise OSError("cable cut")
 
-    session.models.reading = replace(session.models.reading, present=fall)
+    session.models.loaders = replace(session.models.loaders, present=fall)
     assert "two was not loaded: cable cut" in fails(session, shop.source("two"))
     assert ask(session).text
 
@@ -549,13 +553,13 @@ def test_stored_costs_that_cannot_be_read_are_measured(
 
 def stop_of(runs: Runs, about: str = "") -> threading.Event:
     """What is set when the engine stops what it does for the one run that is known."""
-    (run,) = runs.known[ME, about]
+    (run,) = runs.known[OWNER, about]
     return run.stop.streams[-1].stopped
 
 
 def loading_run(session: Session) -> Run:
     """The load under way."""
-    (run,) = session.models.runs.known[ME, ""]
+    (run,) = session.models.runs.known[OWNER, ""]
     return run
 
 
@@ -593,7 +597,7 @@ def test_a_stop_while_it_waits_for_the_model_leaves_everything(
         began.set()
         assert done.wait(10)
 
-    user = local(session).start(ME, work)
+    user = local(session).start(OWNER, work)
     assert began.wait(10)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
@@ -614,7 +618,7 @@ def test_a_load_that_has_begun_is_not_stopped(session: Session, shop: Shop, room
         session.models.stop()
         return shop.load(source, runtime)
 
-    local(session).reading = replace(shop.reading(), load=load)
+    local(session).loaders = replace(shop.loaders(), load=load)
     told(session, shop.source("two"))
     assert session.models.source == shop.source("two") and ask(session).text
 
@@ -622,8 +626,8 @@ def test_a_load_that_has_begun_is_not_stopped(session: Session, shop: Shop, room
 def test_an_answer_under_way_ends_and_is_kept(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversation, gate = session.say(ME, None, "hello"), held(monkeypatch)
-    updates = session.answer(ME, conversation, preferences("plain", tokens=200))
+    conversation, gate = session.say(OWNER, None, "hello"), held(monkeypatch)
+    updates = session.answer(OWNER, conversation, preferences("plain", tokens=200))
     first = next(updates)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
@@ -633,9 +637,9 @@ def test_an_answer_under_way_ends_and_is_kept(
     assert last.finish == "cancelled" and last.text.startswith(first.text)
     list(loading)
     assert session.info.name == "two"
-    assert session.conversations(ME).messages(conversation)[1].content == last.text
-    session.drop_answer(ME, conversation)
-    *_, again = session.answer(ME, conversation, preferences())
+    assert session.conversations(OWNER).messages(conversation)[1].content == last.text
+    session.drop_answer(OWNER, conversation)
+    *_, again = session.answer(OWNER, conversation, preferences())
     assert again.finish == "length", "a stop counts once"
 
 
@@ -644,14 +648,14 @@ def test_measurements_under_way_end_too(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     session.stacks.load([shop.source("draft")])
-    conversation = session.say(ME, None, "hello")
-    list(session.answer(ME, conversation, preferences()))
+    conversation = session.say(OWNER, None, "hello")
+    list(session.answer(OWNER, conversation, preferences()))
     gate = held(monkeypatch, steps=20)
     if work == "profile":
         gate.set()  # It measures costs first.
     running: Iterator[object] = {
-        "compare": lambda: session.compare(ME, "hello", "", preferences(), 50),
-        "prove": lambda: session.prove(ME, conversation),
+        "compare": lambda: session.compare(OWNER, "hello", "", preferences(), 50),
+        "prove": lambda: session.prove(OWNER, conversation),
         "profile": lambda: session.stacks.profile(Sampling(), ("hello there",), 500),
     }[work]()
     next(running)
@@ -676,8 +680,8 @@ def test_a_proof_that_another_model_ends_says_so(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a pair: what it had seen by then is not enough."""
-    conversation = session.say(ME, None, "hello")
-    list(session.answer(ME, conversation, preferences()))
+    conversation = session.say(OWNER, None, "hello")
+    list(session.answer(OWNER, conversation, preferences()))
     shop.broken.add(shop.source("two"))
     engine, gate, streams = local(session), held(monkeypatch, steps=0), list[Stream[Event]]()
     generate = engine.generate
@@ -691,7 +695,7 @@ def test_a_proof_that_another_model_ends_says_so(
     monkeypatch.setattr(engine, "generate", begun)
     gate.set()
     with ThreadPoolExecutor(1) as pool:
-        proof = pool.submit(list, session.prove(ME, conversation))
+        proof = pool.submit(list, session.prove(OWNER, conversation))
         assert gate.reached.wait(10)
         loading = session.models.load(shop.source("two"))
         next(loading)
@@ -707,16 +711,16 @@ def test_who_waits_is_answered_by_the_new_model(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is exchanged while two answers wait: both are wholly of one model."""
-    conversations = [session.say(ME, None, "hello there") for _ in range(3)]
+    conversations = [session.say(OWNER, None, "hello there") for _ in range(3)]
     texts: dict[str, str] = {}
     gate = held(monkeypatch)
-    running = session.answer(ME, conversations[0], preferences("plain", tokens=200))
+    running = session.answer(OWNER, conversations[0], preferences("plain", tokens=200))
     next(running)
     loading = session.models.load(shop.source("two"))
     next(loading)
 
     def answer(conversation: str) -> None:
-        *_, last = session.answer(ME, conversation, preferences())
+        *_, last = session.answer(OWNER, conversation, preferences())
         texts[conversation] = last.text
 
     waiting = [threading.Thread(target=answer, args=[c]) for c in conversations[1:]]
@@ -771,8 +775,8 @@ def test_a_load_that_nobody_watches_goes_on(session: Session, shop: Shop) -> Non
 def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
     loading = session.models.load(shop.source("two"))
     waits = threading.Event()
-    local(session).reading = replace(
-        shop.reading(), load=lambda *a: (waits.wait(), shop.load(*a))[1]
+    local(session).loaders = replace(
+        shop.loaders(), load=lambda *a: (waits.wait(), shop.load(*a))[1]
     )
     next(loading)
     assert "three has to wait" in fails(session, shop.source("three"))
@@ -856,7 +860,7 @@ def test_a_folder_that_cannot_be_read_any_more_hides_no_other(
     def gone(folder: str) -> list[str]:
         raise ModelError(f"The folder {folder!r} cannot be read.")
 
-    later = Session(Local(backend=ToyBackend()), db, reading=replace(shop.reading(), scan=gone))
+    later = Session(Local(backend=ToyBackend()), db, loaders=replace(shop.loaders(), scan=gone))
     assert [c.name for c in later.models.candidates()][len(embedded()) :] == ["one"]
 
 

@@ -21,16 +21,16 @@ from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.engine import Load, Request
 from engine.errors import EngineDied, ModelError
-from engine.loaded import nothing
+from engine.loaded import no_model
 from engine.local import Local
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
 from engine.remote import Remote
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
 from engine.tree import Tree
 from storage.database import Database
-from tests.service.test_models import ME, Shop, ask, preferences, quick, told  # noqa: F401
+from tests.service.test_models import OWNER, Shop, ask, preferences, quick, told  # noqa: F401
 
 REASON = "The process that runs the model ended (SIGSEGV). A native library failed."
 RUNTIME = Runtime(context_length=1024)
@@ -41,8 +41,8 @@ class Fragile(Local):
     """An engine that behaves as if its process ended with whatever it is asked for and `ends`
     is true of."""
 
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(reading=reading)
+    def __init__(self, loaders: ModelLoaders) -> None:
+        super().__init__(loaders=loaders)
         self.on_death: Callable[[str], None] = lambda reason: None
         self.ends: Callable[[Wanted], bool] = lambda wanted: False
         self.threads: list[threading.Thread] = []
@@ -51,7 +51,7 @@ class Fragile(Local):
 
     def die(self) -> Stream[Any]:
         """First nothing is loaded, then what was under way ends, then everybody is told."""
-        self.take(nothing(self.loaded.backend.info))
+        self.take(no_model(self.loaded.backend.info))
         stream: Stream[Any] = Stream()
         stream.end(EngineDied(REASON))
         self.threads.append(threading.Thread(target=self.on_death, args=[REASON]))
@@ -88,12 +88,12 @@ def shop(tmp_path: Path) -> Shop:
 
 @pytest.fixture
 def engine(shop: Shop) -> Fragile:
-    return Fragile(shop.reading())
+    return Fragile(shop.loaders())
 
 
 @pytest.fixture
 def session(db: Database, shop: Shop, engine: Fragile) -> Session:
-    session = Session(engine, db, reading=shop.reading())
+    session = Session(engine, db, loaders=shop.loaders())
     list(session.models.start(shop.source("one"), RUNTIME))
     return session
 
@@ -116,9 +116,9 @@ def test_the_model_is_back_with_its_drafts_and_its_plan(
     stacks.choose("", Sampling(0.8), Drafting(), False)
     stacks.spec = "draft@2"
     text = ask(session, method="hsd:draft@2").text
-    session.take_notices(ME)
+    session.take_notices(OWNER)
     end(session, engine)
-    assert engine.restarts == 1 and session.take_notices(ME) == [
+    assert engine.restarts == 1 and session.take_notices(OWNER) == [
         f"{REASON} one is being loaded again."
     ]
     assert session.models.source == shop.source("one") and session.models.runtime == RUNTIME
@@ -136,7 +136,7 @@ def test_while_it_comes_back_no_other_model_is_loaded(
         assert goes_on.wait(10)
         return shop.load(source, runtime)
 
-    engine.reading = replace(shop.reading(), load=load)
+    engine.loaders = replace(shop.loaders(), load=load)
     engine.ends = lambda wanted: isinstance(wanted, Request)
     with pytest.raises(EngineDied):
         list(engine.generate(Request(prompt=(1, 2))))
@@ -153,7 +153,7 @@ def test_what_ends_the_engine_again_while_it_is_loaded_is_given_up(
 ) -> None:
     end(session, engine, lambda wanted: isinstance(wanted, Load))
     assert len(engine.loads) == 2 and engine.restarts == 2 and not engine.state.there
-    first, last = session.take_notices(ME)
+    first, last = session.take_notices(OWNER)
     assert "being loaded again" in first
     assert "ended again while one was being loaded" in last and "(SIGSEGV)" in last
     assert "Choose another model, or other settings in the Models tab." in last
@@ -171,7 +171,7 @@ def test_draft_models_that_end_the_engine_are_given_up_too(
     session.stacks.load([shop.source("draft")])
     end(session, engine, lambda wanted: not isinstance(wanted, Load))
     assert len(engine.loads) == 2 and not engine.state.there
-    assert "ended again while one was being loaded" in session.take_notices(ME)[-1]
+    assert "ended again while one was being loaded" in session.take_notices(OWNER)[-1]
 
 
 @pytest.mark.parametrize("apart", [140.0, 160.0])
@@ -185,7 +185,7 @@ def test_three_ends_within_five_minutes_are_too_many(
         now[0] += apart
     often = apart < 150
     assert engine.state.there != often and engine.restarts == 3
-    last = session.take_notices(ME)[-1]
+    last = session.take_notices(OWNER)[-1]
     assert ("ended again within five minutes, for the third time" in last) == often
 
 
@@ -206,12 +206,14 @@ def test_a_model_that_ends_the_engine_leaves_the_old_one(
 def test_a_first_model_that_ends_the_engine_leaves_none(
     db: Database, engine: Fragile, shop: Shop
 ) -> None:
-    session = Session(engine, db, reading=shop.reading())
+    session = Session(engine, db, loaders=shop.loaders())
     engine.ends = lambda wanted: True
     with pytest.raises(EngineDied):
         list(session.models.start(shop.source("one")))
     engine.settle()
-    assert session.take_notices(ME) == [f"{REASON} No model is loaded: load one in the Models tab."]
+    assert session.take_notices(OWNER) == [
+        f"{REASON} No model is loaded: load one in the Models tab."
+    ]
     engine.ends = lambda wanted: False
     told(session, shop.source("two"))
     assert ask(session).text
@@ -222,14 +224,14 @@ def test_a_model_that_cannot_be_read_again_is_told(
 ) -> None:
     shop.broken.add(shop.source("one"))
     end(session, engine)
-    last = session.take_notices(ME)[-1]
+    last = session.take_notices(OWNER)[-1]
     assert "one was not loaded again." in last and "the file is damaged" in last
     assert not engine.state.there and not session.models.busy.locked()
 
 
 def test_everyone_who_has_asked_something_is_told(db: Database, shop: Shop) -> None:
-    engine = Fragile(shop.reading())
-    session = Session(engine, db, guests=True, reading=shop.reading())
+    engine = Fragile(shop.loaders())
+    session = Session(engine, db, guests=True, loaders=shop.loaders())
     list(session.models.start(shop.source("one")))
     conversation = session.say("guest:a", None, "hello")
     list(session.answer("guest:a", conversation, preferences()))
@@ -272,7 +274,7 @@ def plenty(device: str) -> int:
     return 1 << 30
 
 
-READING = Reading(
+MODEL_LOADERS = ModelLoaders(
     load=toy,
     need=little,
     device=anywhere,
@@ -283,31 +285,31 @@ READING = Reading(
 
 @pytest.fixture
 def remote() -> Iterator[Remote]:
-    engine = Remote(partial(Local, reading=READING))
+    engine = Remote(partial(Local, loaders=MODEL_LOADERS))
     yield engine
     engine.close()
 
 
 def test_a_process_that_is_killed_costs_the_rest_of_an_answer(db: Database, remote: Remote) -> None:
-    session, back = Session(remote, db, reading=READING), threading.Event()
+    session, back = Session(remote, db, loaders=MODEL_LOADERS), threading.Event()
     list(session.models.start("/toys/one"))
     revive = remote.on_death
     assert revive == session.revival.revive
     remote.on_death = lambda reason: (revive(reason), back.set())[0]
-    conversation = session.say(ME, None, "hello there")
+    conversation = session.say(OWNER, None, "hello there")
     chosen = Preferences(
         Generation(Sampling(0.8, seed=3), max_tokens=200), "plain", Drafting(), fresh_seed=False
     )
-    answer = session.answer(ME, conversation, chosen)
+    answer = session.answer(OWNER, conversation, chosen)
     first = next(answer)
     os.kill(remote.process.pid, signal.SIGKILL)
     with pytest.raises(EngineDied, match="SIGKILL"):
         list(answer)
-    said = session.conversations(ME).messages(conversation)[1].content
+    said = session.conversations(OWNER).messages(conversation)[1].content
     shown = first.text.removesuffix("\ufffd")  # type: ignore[union-attr]
     assert shown and said.startswith(shown), "what was shown is kept"
     assert back.wait(60) and session.info.name == "one" and remote.state.there
-    assert "one is being loaded again" in session.take_notices(ME)[0]
-    session.drop_answer(ME, conversation)
-    *_, last = session.answer(ME, conversation, chosen)
+    assert "one is being loaded again" in session.take_notices(OWNER)[0]
+    session.drop_answer(OWNER, conversation)
+    *_, last = session.answer(OWNER, conversation, chosen)
     assert last.text.startswith(said.removesuffix("\ufffd"))  # type: ignore[union-attr]

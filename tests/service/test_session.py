@@ -18,12 +18,12 @@ from engine.backends.toy import END, ToyBackend
 from engine.decode import decode
 from engine.drafting.budget import Budget
 from engine.drafting.context import ContextTier
-from engine.drafting.knowledge import Guarded
-from engine.engine import Load, PastRecord, Request, answered, unknown
+from engine.drafting.memory import Guarded
+from engine.engine import Load, Request, StoredPastAnswers, answered, unknown
 from engine.errors import Busy, Cancelled, PromptError, SettingError, StorageError
 from engine.local import Local
 from engine.methods import METHODS
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
 from engine.sampling import Floats, draw
 from engine.settings import Drafting, Generation, Sampling
@@ -35,7 +35,7 @@ from storage.conversations import Conversations
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
-from tests.support.inside import ME, Held, knowledge, local, past, room, soon
+from tests.support.inside import OWNER, Held, local, memory, open_conversation, past_answers, soon
 
 DATABASES = [name for name, method in METHODS.items() if method.stack is None]
 """Methods without draft models; those with some are tested in test_stacks.py."""
@@ -63,68 +63,68 @@ def run(updates: Iterator[Update | Waiting]) -> Update:
 
 
 def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
-    conversation = session.say(ME, None, text)
-    return conversation, run(session.answer(ME, conversation, preferences(method)))
+    conversation = session.say(OWNER, None, text)
+    return conversation, run(session.answer(OWNER, conversation, preferences(method)))
 
 
 def known(session: Session) -> set[tuple[int, ...]]:
     """The n-grams in the model tier."""
-    return {gram for gram, _ in past(session).tier.grams()}
+    return {gram for gram, _ in past_answers(session).tier.grams()}
 
 
-def texts(session: Session, conversation: str, owner: str = ME) -> list[str]:
+def texts(session: Session, conversation: str, owner: str = OWNER) -> list[str]:
     return [m.content for m in session.conversations(owner).messages(conversation)]
 
 
 def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> None:
     conversation, update = ask(session)
-    said, answered = session.conversations(ME).messages(conversation)
+    said, answered = session.conversations(OWNER).messages(conversation)
     assert (said.role, said.content) == ("user", "hello there")
     assert answered.content == update.text and update.finish in ("eos", "length")
     assert answered.pieces == tuple(update.pieces)
-    (stored,) = Traces(session.database, ME).history()
+    (stored,) = Traces(session.database, OWNER).history()
     assert answered.run_id == stored.id
     assert stored.emitted_tokens == update.metrics.tokens
-    assert tuple(Traces(session.database, ME).steps(stored.id))[0].index == 0
+    assert tuple(Traces(session.database, OWNER).steps(stored.id))[0].index == 0
 
 
 def test_the_first_message_names_the_conversation(session: Session) -> None:
-    conversation = session.say(ME, None, " what\n is   this, and why does it go on for so long?")
-    title = session.conversations(ME).get(conversation).title
+    conversation = session.say(OWNER, None, " what\n is   this, and why does it go on for so long?")
+    title = session.conversations(OWNER).get(conversation).title
     assert title.startswith("what is this") and len(title) <= 48
-    named = session.conversations(ME).create("Mine").id
-    session.say(ME, named, "something else")
-    assert session.conversations(ME).get(named).title == "Mine"
+    named = session.conversations(OWNER).create("Mine").id
+    session.say(OWNER, named, "something else")
+    assert session.conversations(OWNER).get(named).title == "Mine"
     assert UNTITLED != "Mine"
 
 
 def test_the_message_is_stored_before_decoding_begins(session: Session) -> None:
-    conversation = session.say(ME, None, "hello")
-    session.answer(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello")
+    session.answer(OWNER, conversation, preferences())
     assert texts(session, conversation) == ["hello"]
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "x" * 5000])
 def test_a_message_that_cannot_be_answered_stores_nothing(session: Session, text: str) -> None:
     with pytest.raises(PromptError):
-        session.say(ME, None, text)
-    assert session.conversations(ME).list() == []
+        session.say(OWNER, None, text)
+    assert session.conversations(OWNER).list() == []
 
 
 def test_an_error_while_answering_keeps_the_message(session: Session) -> None:
-    conversation = session.say(ME, None, "hello")
-    session.conversations(ME).set_system_prompt(conversation, "y" * 5000)
+    conversation = session.say(OWNER, None, "hello")
+    session.conversations(OWNER).set_system_prompt(conversation, "y" * 5000)
     with pytest.raises(PromptError):
-        run(session.answer(ME, conversation, preferences()))
+        run(session.answer(OWNER, conversation, preferences()))
     assert texts(session, conversation) == ["hello"]
-    session.conversations(ME).set_system_prompt(conversation, "")
-    assert run(session.answer(ME, conversation, preferences())).text
+    session.conversations(OWNER).set_system_prompt(conversation, "")
+    assert run(session.answer(OWNER, conversation, preferences())).text
 
 
 def test_a_failing_model_keeps_the_message_and_frees_the_model(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversation = session.say(ME, None, "hello")
+    conversation = session.say(OWNER, None, "hello")
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
@@ -132,20 +132,20 @@ def test_a_failing_model_keeps_the_message_and_frees_the_model(
     with monkeypatch.context() as patched:
         patched.setattr(Held, "score", fail)
         with pytest.raises(RuntimeError):
-            run(session.answer(ME, conversation, preferences()))
+            run(session.answer(OWNER, conversation, preferences()))
     assert texts(session, conversation) == ["hello"]
-    assert run(session.answer(ME, conversation, preferences())).text
+    assert run(session.answer(OWNER, conversation, preferences())).text
 
 
 def test_what_was_shown_is_stored_though_no_step_follows(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(ME, None, "hello")
-    updates = session.answer(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello")
+    updates = session.answer(OWNER, conversation, preferences())
 
     def stored() -> list[Any]:
-        return [m.pieces for m in session.conversations(ME).messages(conversation)[1:]]
+        return [m.pieces for m in session.conversations(OWNER).messages(conversation)[1:]]
 
     for _ in range(3):
         toy.allow(1)
@@ -159,8 +159,8 @@ def test_the_last_step_is_stored_before_it_is_shown(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
-    conversation = session.say(ME, None, "hello")
-    for update in session.answer(ME, conversation, preferences()):
+    conversation = session.say(OWNER, None, "hello")
+    for update in session.answer(OWNER, conversation, preferences()):
         if update.finish:
             assert texts(session, conversation) == ["hello", update.text]
             break
@@ -179,8 +179,8 @@ def test_there_is_no_message_before_there_is_text(
         return score(*arguments)
 
     monkeypatch.setattr(Held, "score", looked)
-    conversation = session.say(ME, None, "hello")
-    run(session.answer(ME, conversation, preferences()))
+    conversation = session.say(OWNER, None, "hello")
+    run(session.answer(OWNER, conversation, preferences()))
     assert found[0] == ["hello"] and all("" not in each for each in found)
 
 
@@ -189,15 +189,15 @@ def test_an_answer_is_not_put_behind_another_message(
 ) -> None:
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
     monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
-    conversation = session.say(ME, None, "hello")
-    updates = session.answer(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello")
+    updates = session.answer(OWNER, conversation, preferences())
     toy.allow(1)
     next(updates)
-    session.edit(ME, conversation, 0, "something else")
+    session.edit(OWNER, conversation, 0, "something else")
     toy.allow()
     run(updates)
     assert texts(session, conversation) == ["something else"]
-    assert any("is not kept" in notice for notice in session.take_notices(ME))
+    assert any("is not kept" in notice for notice in session.take_notices(OWNER))
 
 
 def test_a_write_that_failed_is_tried_again(
@@ -212,14 +212,14 @@ def test_a_write_that_failed_is_tried_again(
             raise StorageError("The disk is full.")
         return append(*arguments)
 
-    conversation = session.say(ME, None, "hello")
+    conversation = session.say(OWNER, None, "hello")
     monkeypatch.setattr(Conversations, "append", busy)
-    updates = session.answer(ME, conversation, preferences())
+    updates = session.answer(OWNER, conversation, preferences())
     toy.allow(1)
     shown = next(updates)
     assert isinstance(shown, Update)
     assert soon(lambda: texts(session, conversation)[1:] == [shown.text])
-    assert session.take_notices(ME) == ["The disk is full."]
+    assert session.take_notices(OWNER) == ["The disk is full."]
     toy.allow()
     run(updates)
 
@@ -228,20 +228,20 @@ def test_closing_the_page_keeps_what_was_said(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(ME, None, "hello")
-    updates = session.answer(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello")
+    updates = session.answer(OWNER, conversation, preferences())
     toy.allow(2)
     shown = [next(updates), next(updates)][1]
     assert isinstance(shown, Update)
     updates.close()
     toy.allow()
-    assert soon(lambda: (ME, conversation) in session.answered)
+    assert soon(lambda: (OWNER, conversation) in session.answered)
     said, answered = texts(session, conversation)
     assert said == "hello" and answered.startswith(shown.text)
-    run_of = session.answered[ME, conversation].run
+    run_of = session.answered[OWNER, conversation].run
     assert len(run_of.steps) <= 3 and "".join(t.text for t in run_of.tokens) == answered
-    assert len(Traces(session.database, ME).history()) == 1
-    assert {gram.tokens for gram in ModelNgrams(session.database, ME, "toy").load()}
+    assert len(Traces(session.database, OWNER).history()) == 1
+    assert {gram.tokens for gram in ModelNgrams(session.database, OWNER, "toy").load()}
     assert ask(session)[1].text
 
 
@@ -250,8 +250,8 @@ def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
 ) -> None:
     """An iterator that nobody has any more is closed by whichever thread finds that out."""
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(ME, None, "hello")
-    updates = session.answer(ME, conversation, preferences("plain"))
+    conversation = session.say(OWNER, None, "hello")
+    updates = session.answer(OWNER, conversation, preferences("plain"))
     toy.allow(1)
     next(updates)
     score = Held.score
@@ -262,7 +262,7 @@ def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
 
     monkeypatch.setattr(Held, "score", closing)
     toy.allow()
-    assert soon(lambda: (ME, conversation) in session.answered)
+    assert soon(lambda: (OWNER, conversation) in session.answered)
     assert len(texts(session, conversation)) == 2
 
 
@@ -270,11 +270,11 @@ def test_stop_ends_the_answer_and_keeps_it(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(ME, None, "hello")
-    updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    conversation = session.say(OWNER, None, "hello")
+    updates = session.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(updates)
-    session.stop(ME, conversation)
+    session.stop(OWNER, conversation)
     toy.allow()
     last = run(updates)
     assert last.finish == "cancelled" and 0 < last.metrics.tokens < 10
@@ -282,13 +282,13 @@ def test_stop_ends_the_answer_and_keeps_it(
 
 
 def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> None:
-    conversation = session.say(ME, None, "hello")
-    session.stop(ME, conversation)
+    conversation = session.say(OWNER, None, "hello")
+    session.stop(OWNER, conversation)
     with pytest.raises(Cancelled, match="before it began"):
-        run(session.answer(ME, conversation, preferences()))
-    assert texts(session, conversation) == ["hello"] and local(session).turns.running is None
-    session.drop_answer(ME, conversation)
-    assert run(session.answer(ME, conversation, preferences())).text
+        run(session.answer(OWNER, conversation, preferences()))
+    assert texts(session, conversation) == ["hello"] and local(session).queue.running is None
+    session.drop_answer(OWNER, conversation)
+    assert run(session.answer(OWNER, conversation, preferences())).text
 
 
 @pytest.mark.parametrize("later", ["say", "edit", "drop", "prove"])
@@ -298,45 +298,45 @@ def test_no_later_request_takes_a_stop_back(
     """The answer under way ends, whatever is asked of the same conversation meanwhile."""
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
     conversation, _ = ask(session)
-    session.say(ME, conversation, "more")
-    updates = session.answer(ME, conversation, preferences("plain", tokens=500))
+    session.say(OWNER, conversation, "more")
+    updates = session.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(updates)
-    session.stop(ME, conversation)
+    session.stop(OWNER, conversation)
     requests = {
-        "say": lambda: session.say(ME, conversation, "and more"),
-        "edit": lambda: session.edit(ME, conversation, 0, "other"),
-        "drop": lambda: session.drop_answer(ME, conversation),
-        "prove": lambda: next(iter(session.prove(ME, conversation))),
+        "say": lambda: session.say(OWNER, conversation, "and more"),
+        "edit": lambda: session.edit(OWNER, conversation, 0, "other"),
+        "drop": lambda: session.drop_answer(OWNER, conversation),
+        "prove": lambda: next(iter(session.prove(OWNER, conversation))),
     }
     requests[later]()
     toy.allow()
     last = run(updates)
     assert last.finish == "cancelled" and last.metrics.tokens < 10
     if later == "drop":
-        session.drop_answer(ME, conversation)
+        session.drop_answer(OWNER, conversation)
     if later != "prove":
-        assert run(session.answer(ME, conversation, preferences())).finish != "cancelled"
+        assert run(session.answer(OWNER, conversation, preferences())).finish != "cancelled"
 
 
 def test_a_waiting_answer_says_so_and_can_leave_the_queue(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    first, second = (session.say(ME, None, text) for text in ("hello", "there"))
-    updates = session.answer(ME, first, preferences("plain", tokens=50))
+    first, second = (session.say(OWNER, None, text) for text in ("hello", "there"))
+    updates = session.answer(OWNER, first, preferences("plain", tokens=50))
     toy.allow(1)
     next(updates)
-    waiting = session.answer(ME, second, preferences())
-    assert next(waiting) == Waiting(1) and session.runs.busy(ME, second)
-    session.stop(ME, second)
+    waiting = session.answer(OWNER, second, preferences())
+    assert next(waiting) == Waiting(1) and session.runs.busy(OWNER, second)
+    session.stop(OWNER, second)
     with pytest.raises(Cancelled):
         list(waiting)
-    assert not session.runs.busy(ME, second) and session.runs.busy(ME, first)
+    assert not session.runs.busy(OWNER, second) and session.runs.busy(OWNER, first)
     toy.allow()
     assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
-    session.drop_answer(ME, second)
-    assert run(session.answer(ME, second, preferences())).text
+    session.drop_answer(OWNER, second)
+    assert run(session.answer(OWNER, second, preferences())).text
 
 
 def test_a_guest_may_have_one_request_waiting(
@@ -419,9 +419,9 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
     db: Database, toy: Held
 ) -> None:
     """What was broken off says nothing of a speed, whoever ended it."""
-    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, reading=reading), db)
-    pairs = session.compare(ME, "tell me", "", preferences("plain", tokens=60), 5)
+    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, loaders=loaders), db)
+    pairs = session.compare(OWNER, "tell me", "", preferences("plain", tokens=60), 5)
     for item in pairs:
         if isinstance(item, Progress) and item.pairs:
             break
@@ -432,27 +432,27 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
     *_, last = pairs
     assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
     list(answered(loading, unknown))
-    assert len(Traces(db, ME).history(10)) == 2
+    assert len(Traces(db, OWNER).history(10)) == 2
 
 
 def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) -> None:
-    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, reading=reading), db)
+    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, loaders=loaders), db)
     conversation, _ = ask(session)
     list(answered(session.engine.load(Load("other")), unknown))
     with pytest.raises(PromptError, match="no answer of this session"):
-        list(session.prove(ME, conversation))
+        list(session.prove(OWNER, conversation))
 
 
 def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
     db: Database, toy: Held
 ) -> None:
-    reading = Reading(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, reading=reading), db)
+    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
+    session = Session(Local(backend=toy, loaders=loaders), db)
     list(answered(session.engine.load(Load("other")), unknown))
     assert session.plain.when == "after loading"
     conversation, _ = ask(session)
-    list(session.prove(ME, conversation))
+    list(session.prove(OWNER, conversation))
     proved = session.plain
     assert proved.when == "by the last proof"
     list(session.engine.load_drafts([("small", "small")]))
@@ -463,24 +463,24 @@ def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
 
 def test_regenerating_replaces_the_answer(session: Session) -> None:
     conversation, first = ask(session)
-    session.drop_answer(ME, conversation)
-    again = run(session.answer(ME, conversation, preferences()))
+    session.drop_answer(OWNER, conversation)
+    again = run(session.answer(OWNER, conversation, preferences()))
     assert again.text == first.text, "the same seed gives the same answer"
     assert len(texts(session, conversation)) == 2
-    session.drop_answer(ME, conversation)
-    assert run(session.answer(ME, conversation, preferences(seed=9))).text != first.text
+    session.drop_answer(OWNER, conversation)
+    assert run(session.answer(OWNER, conversation, preferences(seed=9))).text != first.text
     with pytest.raises(PromptError, match="no message"):
-        session.drop_answer(ME, session.conversations(ME).create().id)
+        session.drop_answer(OWNER, session.conversations(OWNER).create().id)
 
 
 def test_editing_replaces_what_followed(session: Session) -> None:
     conversation, _ = ask(session)
-    session.say(ME, conversation, "more")
-    run(session.answer(ME, conversation, preferences()))
-    session.edit(ME, conversation, 0, "something else")
+    session.say(OWNER, conversation, "more")
+    run(session.answer(OWNER, conversation, preferences()))
+    session.edit(OWNER, conversation, 0, "something else")
     assert texts(session, conversation) == ["something else"]
     with pytest.raises(PromptError):
-        session.edit(ME, conversation, 0, " ")
+        session.edit(OWNER, conversation, 0, " ")
     assert texts(session, conversation) == ["something else"]
 
 
@@ -488,8 +488,8 @@ def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
     wanted = replace(preferences(), fresh_seed=True)
     seeds = set()
     for _ in range(3):
-        conversation = session.say(ME, None, "hello")
-        seeds.add(run(session.answer(ME, conversation, wanted)).seed)
+        conversation = session.say(OWNER, None, "hello")
+        seeds.add(run(session.answer(OWNER, conversation, wanted)).seed)
     assert len(seeds) == 3 and 3 not in seeds
 
 
@@ -502,7 +502,7 @@ def test_every_method_gives_the_same_text(session: Session) -> None:
 def test_owners_cannot_reach_each_other(session: Session) -> None:
     conversation, _ = ask(session)
     other = session.owner("guest", "another-browser")
-    assert other != session.owner("guest", "one-browser") != ME
+    assert other != session.owner("guest", "one-browser") != OWNER
     assert session.conversations(other).list() == []
     for reach in (
         lambda: session.say(other, conversation, "hi"),
@@ -516,8 +516,8 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
             reach()
     with pytest.raises(PromptError):
         run(session.prove(other, conversation))  # type: ignore[arg-type]
-    assert session.pasts.recall(other, "toy") == PastRecord()
-    assert set(knowledge(session).pasts) == {ME}
+    assert session.past_answers.recall(other, "toy") == StoredPastAnswers()
+    assert set(memory(session).past_answers) == {OWNER}
     assert Traces(session.database, other).history() == []
     assert len(texts(session, conversation)) == 2
 
@@ -526,13 +526,15 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
     session: Session, db: Database, toy: Held
 ) -> None:
     conversation, _ = ask(session)
-    logged = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
+    logged = ContextStore(db, OWNER).load(conversation, toy.info.tokenizer_fingerprint)
     later = Session(Local(backend=ToyBackend()), db)
-    later.drop_answer(ME, conversation)
-    again = run(later.answer(ME, conversation, preferences("context")))
+    later.drop_answer(OWNER, conversation)
+    again = run(later.answer(OWNER, conversation, preferences("context")))
     assert again.metrics.accepted.get("context", 0) > 0
-    assert room(later, conversation).databases.context.log[: len(logged)] == logged != []
-    grown = ContextStore(db, ME).load(conversation, toy.info.tokenizer_fingerprint)
+    assert (
+        open_conversation(later, conversation).databases.context.log[: len(logged)] == logged != []
+    )
+    grown = ContextStore(db, OWNER).load(conversation, toy.info.tokenizer_fingerprint)
     assert grown[: len(logged)] == logged
     assert len(grown) - len(logged) < len(logged) + again.metrics.tokens
 
@@ -542,9 +544,9 @@ def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
 ) -> None:
     conversation, _ = ask(session, "the first words")
     later = Session(Local(backend=toy), db)
-    later.say(ME, conversation, "some other words")
-    run(later.answer(ME, conversation, preferences()))
-    opened = room(later, conversation)
+    later.say(OWNER, conversation, "some other words")
+    run(later.answer(OWNER, conversation, preferences()))
+    opened = open_conversation(later, conversation)
     assert opened.databases.context.log == opened.tokens
 
 
@@ -552,28 +554,28 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
     session: Session, db: Database, toy: Held
 ) -> None:
     ask(session)
-    stored = {g.tokens for g in ModelNgrams(db, ME, toy.info.fingerprint).load()}
+    stored = {g.tokens for g in ModelNgrams(db, OWNER, toy.info.fingerprint).load()}
     assert stored == known(session) != set()
     later = Session(Local(backend=ToyBackend()), db)
     _, update = ask(later, "hello there", "model")
     assert update.metrics.accepted.get("model", 0) > 0
-    later.wipe_model(ME)
-    assert not knowledge(later).pasts and not knowledge(later).rooms
-    assert ModelNgrams(db, ME, toy.info.fingerprint).rows() == 0
+    later.wipe_model(OWNER)
+    assert not memory(later).past_answers and not memory(later).conversations
+    assert ModelNgrams(db, OWNER, toy.info.fingerprint).rows() == 0
 
 
 def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.service.learned.MODEL_GRAMS", 5)
     ask(session)
-    assert len(session.pasts.recall(ME, "toy").grams) == 5 < MODEL_GRAMS
-    assert not knowledge(session).pasts, "they are read again"
+    assert len(session.past_answers.recall(OWNER, "toy").grams) == 5 < MODEL_GRAMS
+    assert not memory(session).past_answers, "they are read again"
 
 
 def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Database) -> None:
     conversation, _ = ask(session)
-    session.delete(ME, conversation)
-    assert session.conversations(ME).list() == []
-    assert not knowledge(session).rooms and not session.answered
+    session.delete(OWNER, conversation)
+    assert session.conversations(OWNER).list() == []
+    assert not memory(session).conversations and not session.answered
     assert db.execute_read("SELECT count(*) FROM contexts")[0][0] == 0
     assert db.execute_read("SELECT count(*) FROM steps")[0][0] == 0
 
@@ -605,13 +607,13 @@ class Broken(ContextTier):
 def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault: str) -> None:
     conversation, plain = ask(session, method="plain")
     faults = {"matches", "token", "observe", "finish"} if fault == "all" else {fault}
-    room(session, conversation).databases.context = Broken(faults)
-    session.drop_answer(ME, conversation)
-    update = run(session.answer(ME, conversation, preferences("context")))
+    open_conversation(session, conversation).databases.context = Broken(faults)
+    session.drop_answer(OWNER, conversation)
+    update = run(session.answer(OWNER, conversation, preferences("context")))
     assert update.text == plain.text
-    (notice,) = session.take_notices(ME)
+    (notice,) = session.take_notices(OWNER)
     assert "from the databases failed" in notice and "not affected" in notice
-    assert session.take_notices(ME) == []
+    assert session.take_notices(OWNER) == []
 
 
 class Wild:
@@ -670,12 +672,12 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
                 monkeypatch.setattr(place, name, full)
     conversation, update = ask(session)
     assert update.text and texts(session, conversation)[1] == update.text
-    assert session.take_notices(ME) == ["The disk is full: free some space and try again."]
+    assert session.take_notices(OWNER) == ["The disk is full: free some space and try again."]
 
 
 def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
     conversation, update = ask(session)
-    *_, proof = session.prove(ME, conversation)
+    *_, proof = session.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.tokens == update.metrics.tokens
     assert proof.plain is not None and proof.plain.metrics.mean_acceptance_length == 1
@@ -690,15 +692,15 @@ def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Sess
 @pytest.mark.parametrize("finish", ["length", "eos", "stop"])
 def test_a_proof_notices_an_answer_that_ended_too_early(session: Session, finish: Finish) -> None:
     conversation, update = ask(session)
-    last = session.answered[ME, conversation]
+    last = session.answered[OWNER, conversation]
     steps = list(last.run.steps)
     cut = [*steps[: len(steps) // 2], replace(steps[len(steps) // 2], finish=finish)]
     if finish == "eos":
         ended = replace(cut[-1].tokens[-1], id=END)
         cut[-1] = replace(cut[-1], tokens=(*cut[-1].tokens[:-1], ended))
     short = replace(last.run, steps=tuple(cut))
-    session.answered[ME, conversation] = replace(last, run=short)
-    *_, proof = session.prove(ME, conversation)
+    session.answered[OWNER, conversation] = replace(last, run=short)
+    *_, proof = session.prove(OWNER, conversation)
     assert proof.plain is not None and len(proof.plain.tokens) == update.metrics.tokens
     found = proof.verdict
     assert found is not None and not found.identical and found.ended_early
@@ -712,13 +714,13 @@ def test_an_answer_proved_has_not_been_learned_by_what_drafts_in_the_proof(
 ) -> None:
     first, update = ask(session, method="model")
     assert update.metrics.kept == 0, "nothing was known before the first answer"
-    *_, proof = session.prove(ME, first)
+    *_, proof = session.prove(OWNER, first)
     assert proof.accelerated is not None and proof.accelerated.metrics.kept == 0
     assert proof.speedup.whole is None or proof.speedup.whole <= 1
     known_then = known(session)
     again, second = ask(session, method="model")
     assert second.metrics.kept > 0
-    *_, proof = session.prove(ME, again)
+    *_, proof = session.prove(OWNER, again)
     assert proof.accelerated is not None
     assert proof.accelerated.metrics.accepted == second.metrics.accepted
     assert known(session) == known_then, "a proof teaches nothing"
@@ -729,16 +731,16 @@ def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
 ) -> None:
     local(session).loaded.measure_plain()
     conversation, _ = ask(session)
-    store = Traces(session.database, ME)
+    store = Traces(session.database, OWNER)
     (run_before,) = store.history()
     assert run_before.speedup is None and run_before.decode_speedup is None
-    *_, proof = session.prove(ME, conversation)
+    *_, proof = session.prove(OWNER, conversation)
     (run_after,) = store.history()
     assert (run_after.speedup, run_after.decode_speedup) == (
         proof.speedup.whole,
         proof.speedup.decoding,
     )
-    *_, last = session.compare(ME, "hello there", "", preferences(), 1)
+    *_, last = session.compare(OWNER, "hello there", "", preferences(), 1)
     fast, plain, _ = store.history()
     assert plain.method == "plain" and plain.speedup is None
     assert fast.speedup == last.speedup.whole is not None
@@ -748,29 +750,29 @@ def test_a_stopped_answer_can_be_proved_too(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(ME, None, "hello")
-    updates = session.answer(ME, conversation, preferences(tokens=500))
+    conversation = session.say(OWNER, None, "hello")
+    updates = session.answer(OWNER, conversation, preferences(tokens=500))
     toy.allow(1)
     next(updates)
-    session.stop(ME, conversation)
+    session.stop(OWNER, conversation)
     toy.allow()
     update = run(updates)
-    *_, proof = session.prove(ME, conversation)
+    *_, proof = session.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.verdict.tokens == update.metrics.tokens
     assert "up to where it was stopped" in proof_line(proof)
     whole, _ = ask(session)
-    *_, proof = session.prove(ME, whole)
+    *_, proof = session.prove(OWNER, whole)
     assert "Identical" in proof_line(proof) and "stopped" not in proof_line(proof)
 
 
 @pytest.mark.parametrize("method", [name for name in DATABASES if name != "plain"])
 def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method: str) -> None:
     ask(session)
-    before, trusted = known(session), past(session).calibration.rows()
-    stored = CalibrationStore(session.database, ME, "toy").load()
+    before, trusted = known(session), past_answers(session).calibration.rows()
+    stored = CalibrationStore(session.database, OWNER, "toy").load()
     chosen = replace(preferences(), method=method)
-    *_, last = session.compare(ME, "hello there", "", chosen, 3)
+    *_, last = session.compare(OWNER, "hello there", "", chosen, 3)
     assert len(last.pairs) == 3 == len(last.speedups)
     kept = {timed.metrics.kept > 0 for _, timed in last.pairs}
     assert kept == {True} or all(s.whole is None or s.whole <= 1 for s in last.speedups)
@@ -779,10 +781,10 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     drafted = [timed.metrics.accepted for _, timed in last.pairs]
     assert drafted[0] == drafted[1] == drafted[2], "no repeat may draft an earlier one's answer"
     assert known(session) == before
-    assert past(session).calibration.rows() == trusted
-    assert CalibrationStore(session.database, ME, "toy").load() == stored != []
-    assert len(session.conversations(ME).list()) == 1
-    kinds = [r.kind for r in Traces(session.database, ME).history()]
+    assert past_answers(session).calibration.rows() == trusted
+    assert CalibrationStore(session.database, OWNER, "toy").load() == stored != []
+    assert len(session.conversations(OWNER).list()) == 1
+    kinds = [r.kind for r in Traces(session.database, OWNER).history()]
     assert kinds.count("compare") == 6
 
 
@@ -791,9 +793,9 @@ def test_every_run_of_a_pair_draws_its_own_noise(session: Session, prove: bool) 
     """Noise that the run before drew would be free."""
     conversation, _ = ask(session)
     if prove:
-        progress: Iterator[Any] = session.prove(ME, conversation)
+        progress: Iterator[Any] = session.prove(OWNER, conversation)
     else:
-        progress = session.compare(ME, "hello there", "", preferences(), 2)
+        progress = session.compare(OWNER, "hello there", "", preferences(), 2)
     draws = draws_of(progress)
     assert len(draws) == (2 * PROOFS if prove else 4)
     for tokens, drawn in draws:
@@ -826,10 +828,10 @@ def draws_of(progress: Iterator[Any]) -> list[tuple[int, int]]:
 
 
 def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
-    progress = session.compare(ME, "hello", "", preferences(), 5)
+    progress = session.compare(OWNER, "hello", "", preferences(), 5)
     toy.allow(8)
     next(progress)
-    session.stop(ME, "")
+    session.stop(OWNER, "")
     toy.allow()
     *_, last = progress
     assert last.cancelled and len(last.pairs) < 5
@@ -838,7 +840,7 @@ def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
 def test_a_comparison_does_not_know_the_answer_that_was_just_given(session: Session) -> None:
     """Else it would draft that one, and read far above what the answer itself gained."""
     ask(session, "hello there")
-    *_, progress = session.compare(ME, "hello there", "", preferences(), 1)
+    *_, progress = session.compare(OWNER, "hello there", "", preferences(), 1)
     assert progress.pairs[0][1].metrics.accepted.get("model", 0) == 0
     *_, other = session.compare("other", "hello there", "", preferences(), 1)
     first, second = (p.pairs[0][1].metrics for p in (progress, other))
@@ -853,9 +855,9 @@ def test_plain_speed_is_measured(session: Session) -> None:
 
 
 def test_unknown_settings_are_refused(session: Session) -> None:
-    conversation = session.say(ME, None, "hello")
+    conversation = session.say(OWNER, None, "hello")
     with pytest.raises(SettingError, match="no method"):
-        run(session.answer(ME, conversation, preferences("magic")))
+        run(session.answer(OWNER, conversation, preferences("magic")))
 
 
 def test_preferences_survive_storage() -> None:

@@ -17,12 +17,12 @@ from engine.engine import Load
 from engine.errors import StorageError
 from engine.local import Local
 from engine.methods import METHODS
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import DATABASES
 from storage.costs import CostStore, StoredCosts
 from storage.database import Database
-from tests.support.inside import ME, local
+from tests.support.inside import OWNER, local
 
 GENERATION = Generation(Sampling(temperature=0.8, seed=3), max_tokens=60)
 HIDDEN = ("plain", "hd-published", "rest", "lookup")
@@ -43,14 +43,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def load(db: Database, toy: ToyBackend, shares: list[float] | None = None) -> Session:
     """A session whose engine has just loaded the toy."""
-    session = Session(Local(reading=Reading(load=lambda source, runtime: toy)), db)
+    session = Session(Local(loaders=ModelLoaders(load=lambda source, runtime: toy)), db)
 
     def report(progress: Progress) -> None:
         if shares is not None and progress.share is not None:
             shares.append(progress.share)
 
     session.models.notices = []
-    session.models.exchange(Load("toy"), report, Run(ME))
+    session.models.exchange(Load("toy"), report, Run(OWNER))
     assert session.engine.state.there
     return session
 
@@ -65,9 +65,9 @@ def stored(db: Database) -> StoredCosts | None:
 
 
 def ask(session: Session, method: str = "hd", drafting: Drafting = METHODS["hd"].drafting) -> str:
-    conversation = session.say(ME, None, "hello there")
+    conversation = session.say(OWNER, None, "hello there")
     chosen = Preferences(GENERATION, method, drafting, fresh_seed=False)
-    *_, last = session.answer(ME, conversation, chosen)
+    *_, last = session.answer(OWNER, conversation, chosen)
     return last.text
 
 
@@ -190,7 +190,7 @@ def test_a_comparison_leaves_the_curve_as_it_was(
     before, points = stored(db), dict(used.points)
     if method != "plain":
         chosen = Preferences(GENERATION, method, fresh_seed=False)
-        *_, last = session.compare(ME, "hello there", "", chosen, 2)
+        *_, last = session.compare(OWNER, "hello there", "", chosen, 2)
         answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
         assert len(answers) == 1
     assert used.points == points and used.other == 0 and stored(db) == before

@@ -8,11 +8,11 @@ from typing import Any
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.backends.toy import ToyBackend
-from engine.drafting.knowledge import Knowledge, Past, Room
+from engine.drafting.memory import DraftingMemory, OpenConversation, PastAnswers
 from engine.local import Local
 from engine.settings import Runtime
 
-ME = "local"
+OWNER = "local"
 SECONDS = 20.0
 """After which what does not come about never will."""
 
@@ -45,29 +45,29 @@ def local(session: Session) -> Local:
     return session.engine
 
 
-def knowledge(session: Session) -> Knowledge:
+def memory(session: Session) -> DraftingMemory:
     """What its drafters know, once nothing uses it."""
     engine = local(session)
-    engine.turns.thread.submit(lambda: None).result(SECONDS)
-    return engine.loaded.knowledge
+    engine.queue.thread.submit(lambda: None).result(SECONDS)
+    return engine.loaded.memory
 
 
-def past(session: Session, owner: str = ME) -> Past:
+def past_answers(session: Session, owner: str = OWNER) -> PastAnswers:
     """What the model said to an owner."""
-    return knowledge(session).pasts[owner]
+    return memory(session).past_answers[owner]
 
 
-def room(session: Session, conversation: str, owner: str = ME) -> Room:
+def open_conversation(session: Session, conversation: str, owner: str = OWNER) -> OpenConversation:
     """An open conversation."""
-    return knowledge(session).rooms[owner, conversation]
+    return memory(session).conversations[owner, conversation]
 
 
 def forgotten(session: Session) -> None:
     """Have everything read again that is stored."""
-    known = knowledge(session)
-    for owner in list(known.pasts):
+    known = memory(session)
+    for owner in list(known.past_answers):
         session.engine.forget(owner, past=True)
-    assert not (knowledge(session).pasts or known.rooms)
+    assert not (memory(session).past_answers or known.conversations)
 
 
 def swap(session: Session, backend: Backend, source: str) -> None:

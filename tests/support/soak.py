@@ -30,8 +30,8 @@ def main(conversations: int, owners: int, limit: int) -> None:
         # The toy remembers its logits, which is not what is measured here.
         backend = ToyBackend(4096, logits=toy_logits.__wrapped__)
         engine = Local(backend=backend)
-        session, knowledge = Session(engine, database), engine.loaded.knowledge
-        knowledge.limit = limit
+        session, memory = Session(engine, database), engine.loaded.memory
+        memory.limit = limit
         engine.loaded.sequences.limit = limit
         for number in range(conversations):
             owner = f"owner {number % owners}"
@@ -43,7 +43,7 @@ def main(conversations: int, owners: int, limit: int) -> None:
                 pass
             if (number + 1) % (conversations // 10) == 0:
                 gc.collect()
-                print(process.memory_info().rss, knowledge.bytes, flush=True)
+                print(process.memory_info().rss, memory.bytes, flush=True)
 
 
 if __name__ == "__main__":

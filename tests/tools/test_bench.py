@@ -418,7 +418,8 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
         assert all(result.steady for result in own)
         assert [result.tokens for result in own[2:]] == [result.tokens for result in own[:2]]
     documents = {
-        name: max((count for _, count in databases[name].past.grams()), default=0) for name in names
+        name: max((count for _, count in databases[name].learned.grams()), default=0)
+        for name in names
     }
     assert documents == {"hd": 2, "model": 2, "hd-published": 0, "lookup": 0}
     learned: Any = databases["hd-published"].published["model"]

@@ -14,7 +14,7 @@ from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.model import ModelTier
 from engine.settings import POLICIES, Drafting
 from engine.tree import Tree
-from engine.types import CONTEXT, HARVEST, MODEL, STATISTICS, STRENGTHS, Followers, TrustRow
+from engine.types import CONTEXT, HARVEST, MODEL, STATISTICS, STRENGTHS, CalibrationRow, Followers
 
 
 class Said:
@@ -39,7 +39,7 @@ def sure(token: int, times: int = 50) -> Followers:
 
 
 def trust(calibration: Calibration, tier: str, length: int, followers: Followers) -> float:
-    return calibration.trusts[tier][length - 1].values[followers.strength]
+    return calibration.weights[tier][length - 1].values[followers.strength]
 
 
 def teach(hierarchy: Hierarchy, tokens: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ def test_before_anything_is_learned_more_occurrences_and_agreement_are_trusted_m
     calibration = Calibration()
     for tier in PRIORS:
         for length in range(1, LONGEST + 1):
-            values = calibration.trusts[tier][length - 1].values
+            values = calibration.weights[tier][length - 1].values
             assert len(values) == STRENGTHS and all(0.0 < value < 1.0 for value in values)
             few, many = (
                 trust(calibration, tier, length, Followers(total, 1, {})) for total in (1, 300)
@@ -220,25 +220,25 @@ def test_damaged_rows_say_nothing() -> None:
     good = learned().rows()
     kinds = sorted({row.tier for row in good})
     bad = [
-        TrustRow("nowhere", 1, 0, 9.0, 3.0),
-        TrustRow("", 1, 0, 9.0, 3.0),
-        *(TrustRow(tier, length, 0, 9.0, 3.0) for tier in kinds for length in (-1, 0, 9, 10**9)),
-        *(TrustRow(tier, 1, strength, 9.0, 3.0) for tier in kinds for strength in (-1, 10**6)),
+        CalibrationRow("nowhere", 1, 0, 9.0, 3.0),
+        CalibrationRow("", 1, 0, 9.0, 3.0),
+        *(CalibrationRow(tier, size, 0, 9.0, 3.0) for tier in kinds for size in (-1, 0, 9, 10**9)),
+        *(CalibrationRow(tier, 1, kind, 9.0, 3.0) for tier in kinds for kind in (-1, 10**6)),
         *(
-            TrustRow(tier, 1, 0, reached, trusted)
+            CalibrationRow(tier, 1, 0, reached, trusted)
             for tier in kinds
             for reached, trusted in [
                 (-9.0, -10.0), (9.0, -1.0), (nan, 1.0), (9.0, nan), (nan, nan), (inf, 1.0),
                 (inf, inf), (9.0, inf), (-inf, 0.0),
             ]
         ),
-        *(TrustRow(tier, 1, 0, 3.0, 9.0) for tier in PRIORS),
+        *(CalibrationRow(tier, 1, 0, 3.0, 9.0) for tier in PRIORS),
     ]  # fmt: skip
     for row in bad:
         assert Calibration([*good, row]).rows() == good, row
 
 
 def test_rows_of_a_longer_memory_are_taken_as_they_are_worth() -> None:
-    row = TrustRow(CONTEXT, 1, 0, 100 * MEMORY, 25 * MEMORY)
-    value = Calibration([row]).trusts[CONTEXT][0].values[0]
+    row = CalibrationRow(CONTEXT, 1, 0, 100 * MEMORY, 25 * MEMORY)
+    value = Calibration([row]).weights[CONTEXT][0].values[0]
     assert value == pytest.approx(0.25, abs=0.01)

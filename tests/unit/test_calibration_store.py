@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from engine.drafting.calibration import Calibration
-from engine.types import TrustRow
+from engine.types import CalibrationRow
 from storage.calibrations import CalibrationStore
 from storage.database import Database
 
 ROWS = [
-    TrustRow("context", 8, 0, 12.5, 9.25),
-    TrustRow("harvest", 1, 24, 0.1 + 0.2, 0.3),
-    TrustRow("statistics", 3, 7, 2000.0, 0.0),
+    CalibrationRow("context", 8, 0, 12.5, 9.25),
+    CalibrationRow("harvest", 1, 24, 0.1 + 0.2, 0.3),
+    CalibrationRow("statistics", 3, 7, 2000.0, 0.0),
 ]
 
 
@@ -34,8 +34,8 @@ def test_what_was_learned_is_trusted_the_same_afterwards(store: CalibrationStore
     store.save(learned.rows())
     again = Calibration(store.load())
     assert sorted(again.rows()) == sorted(learned.rows())
-    for tier, lengths in learned.trusts.items():
-        for mine, other in zip(lengths, again.trusts[tier], strict=True):
+    for tier, lengths in learned.weights.items():
+        for mine, other in zip(lengths, again.weights[tier], strict=True):
             assert mine.values == other.values
 
 
@@ -92,6 +92,6 @@ def test_a_row_that_cannot_be_is_passed_over(
 
 def test_rows_of_another_version_do_no_harm(store: CalibrationStore) -> None:
     """Tiers, lengths and strengths that this version does not know count as nothing learned."""
-    store.save([TrustRow("oracle", 1, 0, 1, 1), TrustRow("context", 99, 0, 1, 1)])
-    store.save([*store.load(), TrustRow("context", 1, 10**9, 1.0, 1.0)])
+    store.save([CalibrationRow("oracle", 1, 0, 1, 1), CalibrationRow("context", 99, 0, 1, 1)])
+    store.save([*store.load(), CalibrationRow("context", 1, 10**9, 1.0, 1.0)])
     assert len(store.load()) == 3 and Calibration(store.load()).rows() == []

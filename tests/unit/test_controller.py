@@ -302,25 +302,25 @@ def test_of_a_back_off_the_latest_is_learned_as_far_as_it_is_cheap() -> None:
     at_work = controller(costs)
     costs.gate.token = 0.05
     at_work.plan(20)
-    assert at_work.lesson(7) == 7, "all that a step decided"
+    assert at_work.learnable(7) == 7, "all that a step decided"
     gain(costs).backoff = 3
     budget, _ = at_work.plan(20)
-    assert at_work.learns(budget) and at_work.lesson(50) == 50, "decided before it began"
+    assert at_work.learns(budget) and at_work.learnable(50) == 50, "decided before it began"
     at_work.observe(step(0))
     for _ in range(2):
         budget, _ = at_work.plan(20)
         assert at_work.learns(budget) == bool(budget.nodes)
-        assert at_work.lesson(50) == 10, "10 x 0.05 is a hundredth of 50 steps"
+        assert at_work.learnable(50) == 10, "10 x 0.05 is a hundredth of 50 steps"
         at_work.observe(step(0))
     assert not gain(costs).backoff
     at_work.plan(20)
-    assert at_work.lesson(50) == 10, "decided in the back-off that is over"
+    assert at_work.learnable(50) == 10, "decided in the back-off that is over"
     at_work.plan(20)
-    assert at_work.lesson(50) == 50
+    assert at_work.learnable(50) == 50
     gain(costs).backoff, costs.gate.token = 3, 0.01
     at_work.plan(20)
     at_work.plan(20)
-    assert at_work.lesson(50) == 50, "cheap enough to leave nothing out"
+    assert at_work.learnable(50) == 50, "cheap enough to leave nothing out"
 
 
 def test_databases_that_back_off_learn_on_where_draft_models_draft() -> None:
@@ -330,7 +330,7 @@ def test_databases_that_back_off_learn_on_where_draft_models_draft() -> None:
     at_work = controller(costs, DATABASES, STACK)
     for _ in range(9):
         budget, _ = at_work.plan(20)
-        assert at_work.learns(budget) and at_work.lesson(50) == 50
+        assert at_work.learns(budget) and at_work.learnable(50) == 50
 
 
 def test_how_long_learning_takes_is_measured_where_nothing_else_is() -> None:
@@ -400,7 +400,7 @@ def test_without_costs_or_with_a_fixed_budget_all_draft_and_learn_always(
         at_work.read({DATABASES: 9.0, STACK: 9.0}, 9)
         at_work.learned(9.0, 9)
         at_work.observe(step(3, 1, 9.0), learning=5.0)
-        assert at_work.learns(plan[0]) and at_work.lesson(50) == 50
+        assert at_work.learns(plan[0]) and at_work.learnable(50) == 50
     assert costs is None or costs.gate == Gate()
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from engine.hsd.diagnosis import why
-from engine.hsd.planner import LONGEST, Plan, Rung, best, latency
+from engine.hsd.planner import LONGEST, Plan, StackLevel, best, latency
 from engine.hsd.profile import Profile, Rounds
 from tests.unit.test_planner import RULE, family, geometric, invented, model
 
-SMALL = Plan((Rung("small", 4),))
+SMALL = Plan((StackLevel("small", 4),))
 MS = 1e-3
 
 
@@ -78,11 +78,11 @@ def test_a_draft_that_is_accepted_too_rarely() -> None:
 
 def test_a_batch_that_is_too_long() -> None:
     profile = pair(0.7, 1.0)
-    _, cause, last = why(profile, Plan((Rung("small", 32),)), RULE)
+    _, cause, last = why(profile, Plan((StackLevel("small", 32),)), RULE)
     plan = best(profile, RULE)
     seconds = f"{1000 * latency(profile, plan, RULE):.3g} ms"
     assert cause == (
-        f"small hands up 32 tokens at a time: with {plan.rungs[0].batch}, large would take "
+        f"small hands up 32 tokens at a time: with {plan.levels[0].batch}, large would take "
         f"{seconds} per token, and alone 4 ms."
     )
     assert last == f"The fastest here is {plan}: {seconds}."
@@ -108,7 +108,7 @@ def test_every_part_of_a_stack_that_does_not_pay_is_named() -> None:
     ]
     shares = {(0, 1): 0.9, (0, 2): 0.9, (1, 2): 0.01}
     profile = family(models, lambda i, j: geometric(shares[i, j]))
-    plan = Plan((Rung("small", 4), Rung("mid", 2)), databases=True)
+    plan = Plan((StackLevel("small", 4), StackLevel("mid", 2)), databases=True)
     first, cause, last = why(profile, plan, RULE)
     assert first.startswith("databases/small@4/mid@2 takes ")
     assert re.match(r"large accepts 1 % of the tokens of mid; at 1.\d+ ms per token they", cause)
@@ -131,7 +131,7 @@ def test_a_draft_alone_that_does_not_pay_has_one_cause_and_its_numbers_agree() -
         small, large = profile.models
         slower = {n: seconds * rng.uniform(0.5, 2.0) for n, seconds in small.costs.items()}
         profile = replace(profile, models=(replace(small, costs=slower), large))
-        plan = Plan((Rung("m0", rng.randint(1, LONGEST)),))
+        plan = Plan((StackLevel("m0", rng.randint(1, LONGEST)),))
         found = why(profile, plan, RULE)
         if latency(profile, plan, RULE) < profile.target.seconds(0):
             assert found == []
@@ -156,8 +156,10 @@ def test_a_slow_stack_always_has_a_cause() -> None:
     rng, slow = random.Random(2), 0
     for _ in range(60):
         profile = invented(rng, 4, databases=1.0)
-        rungs = tuple(Rung(f"m{i}", rng.randint(1, 16)) for i in rng.choice([(0, 1), (0, 2)]))
-        plan = Plan(rungs, rng.random() < 0.5)
+        levels = tuple(
+            StackLevel(f"m{i}", rng.randint(1, 16)) for i in rng.choice([(0, 1), (0, 2)])
+        )
+        plan = Plan(levels, rng.random() < 0.5)
         found = why(profile, plan, RULE)
         if latency(profile, plan, RULE) < profile.target.seconds(0):
             assert found == []
@@ -172,7 +174,7 @@ def test_batches_that_are_longer_than_asked_for_are_named_as_they_are() -> None:
     models = [model("small", 0.1 * MS), model("mid", 1.0 * MS), model("large", 4 * MS, 0.7 * MS)]
     survival = {(0, 1): [1.0] * 4, (0, 2): [], (1, 2): [0.9, 0.1, 0.0]}
     profile = family(models, lambda i, j: survival[i, j])
-    _, cause, _ = why(profile, Plan((Rung("small", 4), Rung("mid", 1))), RULE)
+    _, cause, _ = why(profile, Plan((StackLevel("small", 4), StackLevel("mid", 1))), RULE)
     assert cause == (
         "mid hands up 5 tokens at a time: with 1, large would take 2.62 ms per token, and alone "
         "4 ms."

@@ -10,8 +10,8 @@ from engine.decode import decode
 from engine.errors import ModelError, SettingError
 from engine.hsd import family as families
 from engine.hsd.family import Family, check_drafts
-from engine.hsd.planner import Plan, Recursion, Rung, latency, resolve
-from engine.hsd.stack import Level, Stack
+from engine.hsd.planner import Plan, Recursion, StackLevel, latency, resolve
+from engine.hsd.stack import LevelDrafter, Stack
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import RULES, Rule, Step
 from engine.verify import Match, Rejection, verifier
@@ -24,10 +24,10 @@ def toy(name: str, **changes: Any) -> ToyBackend:
     return backend
 
 
-def levels_of(stack: Stack) -> list[Level]:
+def levels_of(stack: Stack) -> list[LevelDrafter]:
     """The lowest first."""
-    found, level = list[Level](), stack.top
-    while isinstance(level, Level):
+    found, level = list[LevelDrafter](), stack.top
+    while isinstance(level, LevelDrafter):
         found.insert(0, level)
         level = level.below  # type: ignore[assignment]
     return found
@@ -101,7 +101,9 @@ def test_a_plan_is_made_once_for_every_question(
             families, name, lambda *asked, o=original: calls.append(asked[1:]) or o(*asked)
         )
     for _ in range(3):
-        assert family.plan("small@3/mid@2", rule) == Plan((Rung("small", 3), Rung("mid", 2)))
+        assert family.plan("small@3/mid@2", rule) == Plan(
+            (StackLevel("small", 3), StackLevel("mid", 2))
+        )
         found, profile = family.plan("", rule), family.profiled()
         for other in ("plain", "databases", "small@3/mid@2", "databases/tiny/mid"):
             seconds = latency(profile, resolve(profile, other, rule), rule)
@@ -113,8 +115,8 @@ def test_models_that_are_not_loaded_are_not_in_the_best_plan() -> None:
     whole = toy_family()
     for name in DEVIATIONS:
         some = Family(whole.target, {name: whole.drafts[name]}, whole.profile)
-        assert {rung.model for rung in some.plan("", "match").rungs} <= {name}
-    assert [rung.model for rung in whole.plan("", "match").rungs] == ["tiny"]
+        assert {level.model for level in some.plan("", "match").levels} <= {name}
+    assert [level.model for level in whole.plan("", "match").levels] == ["tiny"]
 
 
 @pytest.mark.parametrize(

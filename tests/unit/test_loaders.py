@@ -9,7 +9,7 @@ import pytest
 from engine.backends.toy import ToyBackend
 from engine.models import load as loaders
 from engine.models import sources
-from engine.models.loaders import READING, free_name, kind_of, name_of, settled
+from engine.models.loaders import MODEL_LOADERS, free_name, kind_of, name_of, settled
 from engine.models.memory import Need
 from engine.settings import Runtime
 from tests.conftest import EMBEDDED, ROOT
@@ -80,16 +80,18 @@ def test_a_file_from_the_hub_is_read_where_the_cache_keeps_it(
     monkeypatch.setattr(loaders, "memory_need", need)
     monkeypatch.setattr(sources, "located", kept.get)
     for source in (HUB_FILE, "owner/name", "owner/name:gone.gguf"):
-        READING.load(source, RUNTIME)
-        READING.need(source, RUNTIME)
+        MODEL_LOADERS.load(source, RUNTIME)
+        MODEL_LOADERS.need(source, RUNTIME)
     told = [path, "owner/name", "owner/name:gone.gguf"]
     assert asked == [(source, RUNTIME) for source in told for _ in range(2)]
 
 
 def test_models_on_this_machine_need_no_download() -> None:
-    assert READING.present(str(EMBEDDED)) and not READING.present("owner/name:file.gguf")
-    assert READING.download(str(EMBEDDED), lambda *_: None, lambda: False) == str(EMBEDDED)
-    assert str(EMBEDDED) in READING.scan(str(EMBEDDED.parent))
+    assert MODEL_LOADERS.present(str(EMBEDDED)) and not MODEL_LOADERS.present(
+        "owner/name:file.gguf"
+    )
+    assert MODEL_LOADERS.download(str(EMBEDDED), lambda *_: None, lambda: False) == str(EMBEDDED)
+    assert str(EMBEDDED) in MODEL_LOADERS.scan(str(EMBEDDED.parent))
 
 
 def test_nothing_heavy_is_imported_before_a_model_is_read() -> None:

@@ -20,7 +20,7 @@ from engine.drafting.published import PublishedContext, PublishedModel, Publishe
 from engine.drafting.statistics import StatisticsTier
 from engine.errors import SettingError
 from engine.hsd.family import Family
-from engine.hsd.stack import Level, Stack
+from engine.hsd.stack import LevelDrafter, Stack
 from engine.methods import METHODS, Databases, drafters_of, method_named
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -147,7 +147,7 @@ def test_the_tiers_keep_what_they_learned_between_answers() -> None:
         drafter = hierarchy(databases.drafters(METHODS["hd"]))
         assert {databases.context, databases.model} <= set(drafter.tiers)
         assert drafter.calibration is databases.calibration
-    assert databases.model is databases.past
+    assert databases.model is databases.learned
 
 
 def test_without_a_table_the_statistics_tier_is_left_out() -> None:
@@ -207,7 +207,7 @@ def test_the_next_conversation_shares_all_but_the_context() -> None:
     databases = Databases(ContextTier((1, 2)), ModelTier(), Table(), calibration)
     published = databases.drafters(METHODS["hd-published"])
     other = databases.next_conversation()
-    assert other.context.log == [] and other.past is databases.past is other.model
+    assert other.context.log == [] and other.learned is databases.learned is other.model
     assert other.calibration is calibration and other.statistics is databases.statistics
     again = other.drafters(METHODS["hd-published"])
     assert again[0] is not published[0] and again[1:] == published[1:]
@@ -225,8 +225,8 @@ def test_the_model_tier_learns_from_an_answer_that_the_chat_gives() -> None:
     """Databases of their own make, and given ones; the copies for measuring know it too."""
     for databases in (Databases(), Databases(model=ModelTier())):
         run(databases, "hd", LONG, Drafting())
-        assert list(databases.past.grams())
-        assert databases.for_measuring().past is databases.past
+        assert list(databases.learned.grams())
+        assert databases.for_measuring().learned is databases.learned
 
 
 def test_frozen_tiers_answer_and_forget() -> None:
@@ -248,7 +248,7 @@ def parts(drafters: Sequence[Drafter]) -> list[str]:
         if isinstance(drafter, Stack):
             level: Drafter | None = drafter.top
             names: list[str] = []
-            while isinstance(level, Level):
+            while isinstance(level, LevelDrafter):
                 names.insert(0, f"{level.name}@{level.batch}")
                 level = level.below
             if level is not None:
@@ -345,5 +345,5 @@ def test_the_rule_of_the_drafting_is_the_rule_of_every_level() -> None:
     for rule, kind in (("match", Match), ("rejection", Rejection)):
         method = method_named("hsd:small@3/mid@2", Drafting(rule=rule))
         (stack,) = drafters_of(method, Databases(), toy_family(), Sampling(seed=5))
-        assert isinstance(stack, Stack) and isinstance(stack.top.below, Level)
+        assert isinstance(stack, Stack) and isinstance(stack.top.below, LevelDrafter)
         assert type(stack.top.rule) is type(stack.top.below.rule) is kind

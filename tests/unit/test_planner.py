@@ -20,7 +20,7 @@ from engine.hsd.planner import (
     LONGEST,
     Plan,
     Recursion,
-    Rung,
+    StackLevel,
     best,
     candidates,
     edges,
@@ -96,18 +96,18 @@ def invented(rng: random.Random, size: int, databases: float = 0.5) -> Profile:
 def every_plan(profile: Profile, longest: int) -> Iterator[Plan]:
     drafts = range(len(profile.models) - 1)
     for size in range(len(profile.models)):
-        for levels in combinations(drafts, size):
-            lowest = profile.models[[*levels, -1][0]]
+        for places in combinations(drafts, size):
+            lowest = profile.models[[*places, -1][0]]
             for batches in product(range(1, longest + 1), repeat=size):
-                rungs = tuple(map(Rung, (profile.models[i].name for i in levels), batches))
-                yield Plan(rungs)
+                levels = tuple(map(StackLevel, (profile.models[i].name for i in places), batches))
+                yield Plan(levels)
                 if lowest.databases:
-                    yield Plan(rungs, True)
+                    yield Plan(levels, True)
 
 
 def path_form(profile: Profile, plan: Plan) -> float:
     """Written down once more, from the design: lambda_j = (T lambda_i + c_j(T) + ...) / E_ij."""
-    levels = [int(rung.model[1:]) for rung in plan.rungs] + [len(profile.models) - 1]
+    levels = [int(level.model[1:]) for level in plan.levels] + [len(profile.models) - 1]
     lowest = profile.models[levels[0]]
     seconds = lowest.costs[0]
     if plan.databases:
@@ -115,11 +115,11 @@ def path_form(profile: Profile, plan: Plan) -> float:
         seconds = lowest.databases.seconds / sum(
             share * (k + 1) for k, share in enumerate(lowest.databases.law)
         )
-    for (i, j), rung in zip(pairwise(levels), plan.rungs, strict=True):
-        survival = profile.pairs[i, j].survival[RULE][: rung.batch]
+    for (i, j), level in zip(pairwise(levels), plan.levels, strict=True):
+        survival = profile.pairs[i, j].survival[RULE][: level.batch]
         more = sum(survival)
-        step = profile.models[j].seconds(rung.batch) + profile.models[j].choice * more
-        seconds = (rung.batch * seconds + step) / (1 + more)
+        step = profile.models[j].seconds(level.batch) + profile.models[j].choice * more
+        seconds = (level.batch * seconds + step) / (1 + more)
     return seconds
 
 
@@ -137,7 +137,7 @@ def test_the_shortest_path_is_that_of_an_exhaustive_search(
         found = shortest(profile, RULE)
         assert path_form(profile, found) == pytest.approx(least, rel=1e-12)
         assert path_latency(profile, found, RULE) == pytest.approx(least, rel=1e-12)
-        kinds.add((len(found.rungs), found.databases))
+        kinds.add((len(found.levels), found.databases))
     assert len(kinds) > 5, "the instances must differ in what is best for them"
 
 
@@ -174,7 +174,7 @@ def test_a_single_draft_has_its_best_batch() -> None:
     found = singles(profile, RULE)
     assert list(found) == ["m0", "m1", "m2"]
     for name, plan in found.items():
-        every = [Plan((Rung(name, batch),)) for batch in range(1, LONGEST + 1)]
+        every = [Plan((StackLevel(name, batch),)) for batch in range(1, LONGEST + 1)]
         assert plan == min(every, key=lambda plan: latency(profile, plan, RULE))
 
 
@@ -182,9 +182,9 @@ def test_candidates_are_of_every_kind_and_named_once() -> None:
     profile = invented(random.Random(137), 5, databases=1.0)
     found = candidates(profile, RULE)
     assert list(found)[:2] == ["plain", "databases"]
-    models = [[rung.model for rung in plan.rungs] for plan in found.values()]
+    models = [[level.model for level in plan.levels] for plan in found.values()]
     assert models[2:6] == [["m0"], ["m1"], ["m2"], ["m3"]]
-    assert [len(rungs) for rungs in models[6:]] == [2, 3, 4]
+    assert [len(levels) for levels in models[6:]] == [2, 3, 4]
     assert str(best(profile, RULE)) == "databases/m0@4/m2@29" == list(found)[6]
     assert all(str(plan) == text for text, plan in found.items())
     assert len(set(found.values())) == len(found)
@@ -202,7 +202,7 @@ def test_where_nothing_is_accepted_plain_decoding_is_best() -> None:
 def test_where_all_is_accepted_for_nothing_the_longest_batch_is_best() -> None:
     models = [model("m0", 1e-9), model("m1", 1.0)]
     profile = family(models, lambda i, j: [1.0] * 8)
-    longest = Plan((Rung("m0", LONGEST),))
+    longest = Plan((StackLevel("m0", LONGEST),))
     assert best(profile, RULE) == shortest(profile, RULE) == longest
     assert latency(profile, longest, RULE) == pytest.approx(1 / (LONGEST + 1), rel=1e-6)
     assert best(profile, "match") == PLAIN, "and where the other rule accepts nothing, none"
@@ -266,9 +266,9 @@ def test_names_do_not_matter() -> None:
         profile = invented(rng, 4)
         renamed = tuple(replace(m, name=f"name {m.name}@x") for m in profile.models)
         plan = best(replace(profile, models=renamed), RULE)
-        rungs = [(rung.model, rung.batch) for rung in best(profile, RULE).rungs]
-        assert [(rung.model, rung.batch) for rung in plan.rungs] == [
-            (f"name {name}@x", batch) for name, batch in rungs
+        levels = [(level.model, level.batch) for level in best(profile, RULE).levels]
+        assert [(level.model, level.batch) for level in plan.levels] == [
+            (f"name {name}@x", batch) for name, batch in levels
         ]
 
 
@@ -311,7 +311,7 @@ def test_with_one_draft_it_is_the_formula_of_speculative_decoding(a: float, batc
     """arXiv 2211.17192, theorem 3.8; beyond the measured depths as well."""
     profile = family([model("m0", 0.2), model("m1", 1.0, 0.01)], lambda i, j: geometric(a))
     expected = (batch * 0.2 + 1.0 + 0.01 * batch) * (1 - a) / (1 - a ** (batch + 1))
-    plan = Plan((Rung("m0", batch),))
+    plan = Plan((StackLevel("m0", batch),))
     assert latency(profile, plan, RULE) == pytest.approx(expected, rel=1e-9)
     assert path_latency(profile, plan, RULE) == pytest.approx(expected, rel=1e-9)
 
@@ -334,7 +334,7 @@ def test_three_models_by_hand() -> None:
     models = [model("m0", 1.0), model("m1", 2.0, 0.5, 0.1), model("m2", 10.0, 1.0, 0.2)]
     found = {(0, 1): (0.6, 0.3), (0, 2): ZERO, (1, 2): (0.8, 0.5)}
     profile = family(models, lambda i, j: found[i, j])
-    plan = Plan((Rung("m0", 1), Rung("m1", 1)))
+    plan = Plan((StackLevel("m0", 1), StackLevel("m1", 1)))
     drafted = 1.0 + (2.0 + 0.5) + 0.1 * 0.6
     emits = 1 + 0.8 + 0.5 * 0.6
     seconds = drafted + 10.0 + 1.0 * 1.6 + 0.2 * (emits - 1)
@@ -345,13 +345,13 @@ def test_what_is_handed_up_is_a_law_and_obeys_wald() -> None:
     rng = random.Random(12)
     for _ in range(20):
         profile = invented(rng, 4, databases=1.0)
-        rungs = tuple(Rung(f"m{i}", rng.randint(1, 9)) for i in range(3))
+        levels = tuple(StackLevel(f"m{i}", rng.randint(1, 9)) for i in range(3))
         recursion = Recursion(profile, RULE)
         for height in (1, 2, 3):
-            plan = Plan(rungs[:height], rng.random() < 0.5)
+            plan = Plan(levels[:height], rng.random() < 0.5)
             law, seconds = recursion.handed(plan)
-            emits, each = recursion.round(Plan(plan.rungs[:-1], plan.databases), height - 1)
-            batch = plan.rungs[-1].batch
+            emits, each = recursion.round(Plan(plan.levels[:-1], plan.databases), height - 1)
+            batch = plan.levels[-1].batch
             assert law.sum() == pytest.approx(1) and law.min() >= 0
             assert not law[:batch].any() and len(law) < batch + len(emits)
             means = [float(found @ np.arange(len(found))) for found in (law, emits)]
@@ -367,7 +367,7 @@ class Simulation:
     def __init__(self, profile: Profile, plan: Plan) -> None:
         self.random = np.random.default_rng(1)
         self.profile, self.plan = profile, plan
-        self.levels = [profile.index(rung.model) for rung in plan.rungs] + [-1]
+        self.levels = [profile.index(level.model) for level in plan.levels] + [-1]
 
     def verified(self, height: int, count: int) -> tuple[NDArray[np.int64], Floats]:
         """Rounds of the model at a height: tokens and seconds of each of them."""
@@ -395,7 +395,7 @@ class Simulation:
     def produce(self, height: int, count: int) -> tuple[NDArray[np.int64], Floats]:
         """Rounds until each has a batch: its tokens and seconds."""
         tokens, seconds = np.zeros(count, int), np.zeros(count)
-        while len(open_ := np.flatnonzero(tokens < self.plan.rungs[height].batch)):
+        while len(open_ := np.flatnonzero(tokens < self.plan.levels[height].batch)):
             more, spent = self.verified(height, len(open_))
             tokens[open_] += more
             seconds[open_] += spent
@@ -403,7 +403,7 @@ class Simulation:
 
     def latency(self, count: int) -> tuple[float, float]:
         """Seconds per token of the target, and its relative standard error."""
-        tokens, seconds = self.verified(len(self.plan.rungs), count)
+        tokens, seconds = self.verified(len(self.plan.levels), count)
         found = float(seconds.sum() / tokens.sum())
         error = float((seconds - found * tokens).std() / tokens.mean() / count**0.5)
         return found, error / found
@@ -415,7 +415,7 @@ def test_the_exact_form_is_what_a_simulation_finds(
     batches: tuple[int, ...], databases: bool
 ) -> None:
     profile = invented(random.Random(13), len(batches) + 1, databases=1.0)
-    plan = Plan(tuple(Rung(f"m{i}", t) for i, t in enumerate(batches)), databases)
+    plan = Plan(tuple(StackLevel(f"m{i}", t) for i, t in enumerate(batches)), databases)
     found, error = Simulation(profile, plan).latency(100_000)
     assert 3 * error < 0.01
     assert latency(profile, plan, RULE) == pytest.approx(found, rel=0.01)
@@ -429,7 +429,7 @@ def test_the_path_form_is_near_the_exact_one_for_its_own_best_stacks() -> None:
         models = [model(f"m{i}", ratio**i, 0.02 * ratio**i, 0.002 * ratio**i) for i in range(size)]
         profile = family(models, lambda i, j: geometric(rng.uniform(0.5, 0.9) ** (j - i) ** 0.7))
         plan = shortest(profile, RULE)
-        if len(plan.rungs) > 1:
+        if len(plan.levels) > 1:
             errors.append(path_latency(profile, plan, RULE) / latency(profile, plan, RULE) - 1)
     assert -0.03 < median(errors) < 0 and -0.2 < min(errors) < max(errors) < 0.03
 
@@ -437,7 +437,7 @@ def test_the_path_form_is_near_the_exact_one_for_its_own_best_stacks() -> None:
 def test_memory_is_that_of_the_models_involved() -> None:
     profile = invented(random.Random(15), 4)
     assert memory(profile, PLAIN) == memory(profile, DATABASES_ONLY) == 8
-    assert memory(profile, Plan((Rung("m0", 1), Rung("m2", 1)), True)) == 1 + 4 + 8
+    assert memory(profile, Plan((StackLevel("m0", 1), StackLevel("m2", 1)), True)) == 1 + 4 + 8
 
 
 # Texts
@@ -449,13 +449,13 @@ NAMES = st.text(st.characters(exclude_characters="/"), min_size=1, max_size=8).f
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(NAMES, st.integers(1, LONGEST)), max_size=4), st.booleans())
-def test_what_a_plan_is_called_is_read_back(rungs: list[tuple[str, int]], databases: bool) -> None:
-    plan = Plan(tuple(Rung(name, batch) for name, batch in rungs), databases)
-    assert parse(str(plan)) == (databases, tuple(rungs))
+def test_what_a_plan_is_called_is_read_back(levels: list[tuple[str, int]], databases: bool) -> None:
+    plan = Plan(tuple(StackLevel(name, batch) for name, batch in levels), databases)
+    assert parse(str(plan)) == (databases, tuple(levels))
 
 
 def test_plans_are_written_as_people_write_them() -> None:
-    stack = (Rung("small", 8), Rung("mid", 4))
+    stack = (StackLevel("small", 8), StackLevel("mid", 4))
     assert [str(plan) for plan in (PLAIN, DATABASES_ONLY, Plan(stack), Plan(stack, True))] == [
         "plain",
         "databases",
@@ -474,10 +474,12 @@ def test_a_plan_is_resolved_and_what_it_leaves_open_is_filled_with_the_best() ->
     assert resolve(profile, "m1", RULE) == singles(profile, RULE)["m1"]
     recursion = Recursion(profile, RULE)
     batches = range(1, LONGEST + 1)
-    every = [Plan((Rung("m0", t), Rung("m1", 6)), True) for t in batches]
+    every = [Plan((StackLevel("m0", t), StackLevel("m1", 6)), True) for t in batches]
     assert resolve(profile, "databases/m0/m1@6", RULE) == min(every, key=recursion.latency)
     least = min(
-        recursion.latency(Plan((Rung("m0", t), Rung("m1", u)))) for t in batches for u in batches
+        recursion.latency(Plan((StackLevel("m0", t), StackLevel("m1", u))))
+        for t in batches
+        for u in batches
     )
     found = resolve(profile, "m0/m1", RULE)
     assert recursion.latency(found) <= 1.005 * least

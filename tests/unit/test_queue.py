@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import Busy, Cancelled
 from engine.local import Local
-from engine.queue import MOST_SERVED, MOST_WAITING, Run, Turns, Waiting
+from engine.queue import MOST_SERVED, MOST_WAITING, Run, RunQueue, Waiting
 from engine.streams import Stream
 
 
@@ -17,7 +17,7 @@ class ByHand:
     """In the place of the model's thread: nothing happens before the test says so."""
 
     def submit(self, work: Callable[[], None]) -> None:
-        """The test calls `Turns.turn` itself."""
+        """The test calls `RunQueue.turn` itself."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Queue:
     runs: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.each)
+        self.turns = RunQueue(self.each)
         self.turns.thread = ByHand()  # type: ignore[assignment]
 
     def join(self, owner: str, during: Callable[[], None] = lambda: None, **named: Any) -> Run:
@@ -173,7 +173,7 @@ def test_of_many_owners_the_latest_turns_are_remembered() -> None:
 def test_only_one_run_uses_the_model_whoever_comes_when() -> None:
     """A hundred runs of ten owners, each in a thread: never two at a time, and all are served, on
     one thread."""
-    turns, inside, done, faults = Turns(), [0], list[int](), list[str]()
+    turns, inside, done, faults = RunQueue(), [0], list[int](), list[str]()
     threads_of: set[int] = set()
 
     def work(number: int) -> Callable[[], None]:
@@ -251,7 +251,7 @@ def test_a_stream_that_ends_while_it_waits_gives_its_place_away(end: str) -> Non
     assert list(second) == []
     held.goes.set()
     assert list(first) == ["over"] and list(third) == ["third"]
-    assert not done and not engine.turns.waiting and engine.turns.running is None
+    assert not done and not engine.queue.waiting and engine.queue.running is None
 
 
 def test_a_stream_that_fails_says_so_and_gives_the_model_back() -> None:

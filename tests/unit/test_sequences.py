@@ -17,7 +17,7 @@ from engine.backends.toy import CELL, ToyBackend
 from engine.decode import decode, never
 from engine.errors import ModelError
 from engine.hsd.family import Family
-from engine.loaded import Away
+from engine.loaded import NoModel
 from engine.methods import Databases, drafters_of, method_named
 from engine.sequences import LIMIT, Sequences
 from engine.settings import Drafting, Generation, Sampling
@@ -207,15 +207,15 @@ def test_draft_models_have_a_sequence_per_conversation(
             family = family_of(warm, name)
             drafters = drafters_of(method, databases, family, wanted.sampling)
             runs.append(decode(family.target, texts[name], drafters, wanted, FIXED))
-            for rung in ("small", "mid"):
-                read[name, turn, rung] = prefills(family.drafts[rung], monkeypatch)
+            for level in ("small", "mid"):
+                read[name, turn, level] = prefills(family.drafts[level], monkeypatch)
         for name, steps in zip(names, interleaved(runs, turn), strict=True):
             assert_lossless(truths[name], steps)
             drafted += drafted_by_models(steps)
             held = len(texts[name]) - TURN if turn else 0
-            for rung in ("small", "mid"):
-                known = read[name, turn, rung][0].reused
-                assert held - BEHIND <= known <= held, (name, turn, rung)
+            for level in ("small", "mid"):
+                known = read[name, turn, level][0].reused
+                assert held - BEHIND <= known <= held, (name, turn, level)
             texts[name] += [*ids(steps), *text_of(target, TURN, 7)]
     assert drafted > 30
 
@@ -318,7 +318,7 @@ def test_the_forwards_of_the_toy_are_those_of_one_sequence() -> None:
 
 
 def test_where_no_model_is_nothing_is_opened() -> None:
-    away = Away()
+    away = NoModel()
     away.close()
     assert away.bytes == 0
     with pytest.raises(ModelError, match="No model is loaded"):

@@ -23,7 +23,7 @@ from engine.drafting.base import Drafter, Likely
 from engine.drafting.budget import Budget
 from engine.drafting.costs import LARGEST, CostCurve
 from engine.hsd.family import Family
-from engine.hsd.stack import LAG, Level, Stack
+from engine.hsd.stack import LAG, LevelDrafter, Stack
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -58,14 +58,14 @@ def stacked(
     rule: Rule = "match",
     below: Drafter | None = None,
     vocabulary: int | None = None,
-) -> list[Level]:
+) -> list[LevelDrafter]:
     """The levels of a stack, the smallest first."""
     vocabulary = vocabulary or min(model.info.vocabulary_size for model in models.values())
-    levels: list[Level] = []
+    levels: list[LevelDrafter] = []
     for number, (name, backend) in enumerate(models.items(), start=1):
         at_work = verifier(rule, sampling.seed, number, vocabulary)
         batch = batches[number - 1]
-        below = Level(name, backend, batch, sampling, at_work, vocabulary, below)
+        below = LevelDrafter(name, backend, batch, sampling, at_work, vocabulary, below)
         levels.append(below)
     return levels
 
@@ -90,7 +90,7 @@ def plenty(depth: int = 40, nodes: int = LARGEST) -> Budget:
 
 
 def grown(
-    level: Level, tokens: Sequence[int], budget: Budget | None = None
+    level: LevelDrafter, tokens: Sequence[int], budget: Budget | None = None
 ) -> tuple[Tree, Mapping[str, Work]]:
     tree = Tree(tokens[-1])
     return tree, level.grow(tree, tokens, budget or plenty())
@@ -304,7 +304,7 @@ def test_a_stop_ends_the_reading_of_draft_models(rule: Rule, read: int) -> None:
 def test_a_level_whose_reading_was_stopped_reads_again_before_it_drafts() -> None:
     """Whatever its flag says by then: what its cache holds is not what it was told of."""
     model, asked = Strict(), iter([False, False, True])
-    level = Level(
+    level = LevelDrafter(
         "small", model, 3, Sampling(0.0), Match(), VOCABULARY, cancelled=lambda: next(asked, False)
     )
     first = [*PROMPT[:20], *PROMPT]
@@ -329,7 +329,7 @@ def test_a_level_knows_nothing_of_what_another_one_has_read() -> None:
 
 def test_a_level_stays_within_the_room_of_its_model() -> None:
     class Narrow(Strict):
-        def room(self, length: int) -> int | None:
+        def depth_limit(self, length: int) -> int | None:
             return 30 - length
 
     for length in (20, 28, 29, 30):
@@ -378,7 +378,7 @@ def test_what_is_drafted_for_a_model_heeds_its_costs_and_its_room() -> None:
             return super().grow(tree, tokens, budget)
 
     costs, below = flat(), Listener(lambda tokens: [])
-    top = Level("small", Strict(), 9, Sampling(0.0), Match(), 200, below, costs)
+    top = LevelDrafter("small", Strict(), 9, Sampling(0.0), Match(), 200, below, costs)
     grown(top, PROMPT, plenty(3))
     assert [budget.depth for budget in budgets] == [3, 2, 1]
     assert all(budget.costs is costs and budget.vocabulary == 200 for budget in budgets)

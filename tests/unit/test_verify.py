@@ -20,7 +20,7 @@ from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend, generator
 from engine.decode import decode
 from engine.drafting.base import Drafter
-from engine.hsd.stack import Level, Stack
+from engine.hsd.stack import LevelDrafter, Stack
 from engine.sampling import Floats, distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -321,12 +321,12 @@ def stack(
     depth: int, sampling: Sampling, own: Sequence[Sampling] = (), vocabulary: int = SYMBOLS
 ) -> list[Drafter]:
     """Up to three draft models on top of each other; `own` are samplers of their own."""
-    below: Level | None = None
+    below: LevelDrafter | None = None
     for number, logits in enumerate(DRAFTS[3 - depth :]):
         sampler = replace(own[number] if own else sampling, seed=sampling.seed)
         rule = Rejection(sampling.seed, number + 1, vocabulary)
         backend, batch = Small(logits), (4, 2, 3)[number]
-        below = Level(str(number), backend, batch, sampler, rule, vocabulary, below)
+        below = LevelDrafter(str(number), backend, batch, sampler, rule, vocabulary, below)
     return [Stack(below, 2.0, 0.0)] if below else []
 
 
@@ -441,7 +441,7 @@ def always_on(depth: int, sampling: Sampling) -> list[Drafter]:
 def test_databases_below_a_stack_leave_the_law_as_it_is() -> None:
     def drafters(sampling: Sampling) -> list[Drafter]:
         rule, below = Rejection(sampling.seed, 1, SYMBOLS), Adversary(databases)
-        top = Level("0", Small(DRAFTS[2]), 3, sampling, rule, SYMBOLS, below)
+        top = LevelDrafter("0", Small(DRAFTS[2]), 3, sampling, rule, SYMBOLS, below)
         return [Stack(top, 2.0, 0.0)]
 
     assert_law(texts(drafters, Sampling(0.9)), Sampling(0.9))
@@ -472,7 +472,7 @@ def test_drafts_by_the_other_rule_leave_the_law_as_it_is() -> None:
     """Keyed choices come without a law; the target takes them for certain drafts."""
 
     def drafters(sampling: Sampling) -> list[Drafter]:
-        return [Stack(Level("0", Small(DRAFTS[2]), 3, sampling, Match(), SYMBOLS), 2.0, 0.0)]
+        return [Stack(LevelDrafter("0", Small(DRAFTS[2]), 3, sampling, Match(), SYMBOLS), 2.0, 0.0)]
 
     assert_law(texts(drafters, Sampling(1.0)), Sampling(1.0))
 
@@ -493,9 +493,9 @@ def test_broken_rules_break_the_law_of_a_run(
 
 def test_laws_of_another_sampler_break_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a level said that it draws as the target would, though it does not."""
-    link = Level.link
+    link = LevelDrafter.link
 
-    def lying(level: Level, chain: Tree, context: list[int], tree: Tree, walk: Walk) -> bool:
+    def lying(level: LevelDrafter, chain: Tree, context: list[int], tree: Tree, walk: Walk) -> bool:
         at = len(context)
         laws = []
         for number in range(len(walk.tokens)):
@@ -503,7 +503,7 @@ def test_laws_of_another_sampler_break_the_law(monkeypatch: pytest.MonkeyPatch) 
             laws.append(distribution(TARGET(suffix), Sampling(0.8)))
         return link(level, chain, context, tree, walk._replace(laws=laws))
 
-    monkeypatch.setattr(Level, "link", lying)
+    monkeypatch.setattr(LevelDrafter, "link", lying)
     found = texts(lambda own: stack(1, own, OWN[0][2:]), Sampling(0.8))
     assert p_value(found, Sampling(0.8), 1) < BROKEN
 

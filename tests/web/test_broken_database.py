@@ -21,10 +21,10 @@ from engine.backends.toy import ToyBackend
 from engine.drafting import costs as engine_costs
 from engine.errors import ModelError, StorageError
 from engine.local import Local
-from engine.models.loaders import Reading
+from engine.models.loaders import ModelLoaders
 from storage.database import Database
 from tests.service.test_session import ask
-from tests.support.inside import ME, forgotten
+from tests.support.inside import OWNER, forgotten
 from tests.web.test_tabs import made
 
 FEW = 1
@@ -66,8 +66,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     monkeypatch.setattr("engine.loaded.measure_costs", measure)
     monkeypatch.setattr(Database, "BUSY_SECONDS", 0.05)
     with Database(tmp_path / "strata.db") as db:
-        reading = Reading(load=refuse, download=refuse)
-        yield Session(Local(backend=ToyBackend(), reading=reading), db, reading=reading)
+        loaders = ModelLoaders(load=refuse, download=refuse)
+        yield Session(Local(backend=ToyBackend(), loaders=loaders), db, loaders=loaders)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_database_that_breaks_within_a_handler_is_told(
     problems = set()
     for event in (event for event in blocks.fns.values() if event.fn is not None):
         left[0] = 1_000_000
-        if conversation not in {item.id for item in session.conversations(ME).list()}:
+        if conversation not in {item.id for item in session.conversations(OWNER).list()}:
             conversation, _ = ask(session)  # an event before this one deleted it
         left[0] = sound
         problems.add(raised_by(event, conversation))

@@ -11,7 +11,7 @@ from app.web.colors import INK, INKS, PLAIN
 from app.web.tabs import compare
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import LARGEST, CostCurve
-from engine.types import TARGET, Step, Token, TrustRow
+from engine.types import TARGET, CalibrationRow, Step, Token
 from storage.database import Database
 from storage.traces import Traces
 
@@ -167,17 +167,17 @@ def test_a_step_without_tokens_is_no_step_of_the_run() -> None:
 
 def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
     rows = [
-        TrustRow("context", 2, 0, 300.0, 30.0),
-        TrustRow("context", 2, 7, 100.0, 100.0),
-        TrustRow("context", 5, 1, 0.4, 0.4),
-        TrustRow("harvest", 1, 3, 50.0, 10.0),
-        TrustRow("model", 4, 2, 10.0, 0.0),
+        CalibrationRow("context", 2, 0, 300.0, 30.0),
+        CalibrationRow("context", 2, 7, 100.0, 100.0),
+        CalibrationRow("context", 5, 1, 0.4, 0.4),
+        CalibrationRow("harvest", 1, 3, 50.0, 10.0),
+        CalibrationRow("model", 4, 2, 10.0, 0.0),
     ]
     calibration = Calibration(rows)
     lines = {line.name: line for line in charts.worth_of_evidence(calibration).data}
     context = lines["Context"]
     assert list(context.x) == [2], "what was hardly met is not shown"
-    values = calibration.trusts["context"][1].values
+    values = calibration.weights["context"][1].values
     assert context.y[0] == pytest.approx(100 * (3 * values[0] + values[7]) / 4, abs=0.01)
     assert 10 < context.y[0] < 60 and context.customdata[0] == 400
     harvested = lines["Harvest"]

@@ -19,7 +19,7 @@ from engine.local import Local
 from storage.database import Database
 from storage.traces import Traces
 from tests.service.test_session import ask, soon
-from tests.support.inside import ME, Held, forgotten
+from tests.support.inside import OWNER, Held, forgotten
 from tests.web.test_tabs import made
 
 REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
@@ -103,7 +103,7 @@ def test_settings_that_cannot_be_used_are_not_imported(
     file.write_text(json.dumps([exported(settings=bad), exported()]))
     updates = on.import_(REQUEST, str(file), {})
     assert [turn["text"] for turn in shown(on, updates)] == ["Hi"]
-    stored = [item.settings for item in on.session.conversations(ME).list()]
+    stored = [item.settings for item in on.session.conversations(OWNER).list()]
     assert stored == [{}, {}]
     (notice,) = told
     assert "settings of 1 conversations could not be used" in notice and len(notice) < 500
@@ -113,7 +113,7 @@ def test_settings_that_cannot_be_used_are_not_imported(
 def test_stored_settings_that_cannot_be_used_give_way_to_the_usual_ones(
     on: conversations.Handlers, told: list[str], bad: dict[str, Any]
 ) -> None:
-    store = on.session.conversations(ME)
+    store = on.session.conversations(OWNER)
     id = store.create().id
     store.append(id, "user", "Hi")
     store.set_settings(id, bad)
@@ -213,7 +213,7 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
     on: conversations.Handlers, told: list[str], db: Database, act: Callable[[Database], None]
 ) -> None:
     id, _ = ask(on.session)
-    sound = on.session.conversations(ME).create("sound").id
+    sound = on.session.conversations(OWNER).create("sound").id
     forgotten(on.session)
     act(db)
     choices, _ = on.redraw(REQUEST, None, "", {})
@@ -222,8 +222,8 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
     assert updates[on.current] == id and len(shown(on, updates)) == 2
     assert on.ask_delete(updates[on.current])["visible"]
     on.delete(REQUEST, updates[on.current], {})
-    assert [item.id for item in on.session.conversations(ME).list()] == [sound]
-    assert Traces(db, ME).history() == []
+    assert [item.id for item in on.session.conversations(OWNER).list()] == [sound]
+    assert Traces(db, OWNER).history() == []
 
 
 def test_the_list_shows_the_newest_and_finds_the_others(
@@ -231,7 +231,7 @@ def test_the_list_shows_the_newest_and_finds_the_others(
 ) -> None:
     monkeypatch.setattr(conversations, "SHOWN", 2)
     for name in ("one", "two", "three"):
-        on.session.conversations(ME).create(name)
+        on.session.conversations(OWNER).create(name)
 
     def titles(search: str) -> list[str]:
         return [title for title, _ in on.redraw(REQUEST, None, search, {})[0]["choices"]]
@@ -260,7 +260,7 @@ def test_a_view_is_filled_by_who_switches_to_it_also_while_an_answer_grows(
     conversation, tokens = begun[talking.current], talking.parts.tokens
     assert [turn["text"] for turn in begun[tokens]["turns"]] == ["hello"]
     assert begun[tokens]["stream"]["shown"]
-    answer = session.generations.find(ME, conversation)
+    answer = session.generations.find(OWNER, conversation)
     assert answer is not None and begun[tokens]["stream"]["token"] == answer.token
     switched = talking.look(REQUEST, chat_view.MARKDOWN, conversation, {})
     hidden, bubbles = switched[tokens]["value"], switched[talking.parts.bubbles]["value"]
@@ -320,11 +320,15 @@ def test_nobody_is_told_of_another_ones_answer(session: Session, talking: chat.H
     begun = asked(talking, "hello")
     token = begun[talking.parts.tokens]["stream"]["token"]
     data = gr.EventData(None, {"token": token, "drawn": 10})
-    for owner, conversation in (("other", begun[talking.current]), (ME, "elsewhere"), (ME, None)):
+    for owner, conversation in (
+        ("other", begun[talking.current]),
+        (OWNER, "elsewhere"),
+        (OWNER, None),
+    ):
         assert talking.answer_of(data, owner, conversation) == (None, 10)
     for nonsense in (None, {}, {"token": 3, "drawn": "x"}, {"token": [], "drawn": -1}):
         made_up = gr.EventData(None, nonsense)
-        assert talking.answer_of(made_up, ME, begun[talking.current]) == (None, 0)
+        assert talking.answer_of(made_up, OWNER, begun[talking.current]) == (None, 0)
     answer = session.generations.get(token)
     assert answer is not None and soon(lambda: answer.over)
 
@@ -342,9 +346,9 @@ def test_nothing_is_said_into_an_answer_that_grows(
     edited = gr.EditData(None, {"index": 0, "value": "x", "previous_value": "hello"})
     talking.rewrite(edited, REQUEST, conversation, {}, *values)
     assert len(told) == 3 and all("still under way" in words for words in told)
-    assert [m.content for m in session.conversations(ME).messages(conversation)] == ["hello"]
-    answer = session.generations.find(ME, conversation)
-    session.stop(ME, conversation)
+    assert [m.content for m in session.conversations(OWNER).messages(conversation)] == ["hello"]
+    answer = session.generations.find(OWNER, conversation)
+    session.stop(OWNER, conversation)
     assert answer is not None and soon(lambda: answer.over) and not answer.error
     other.close()
     toy.allow()

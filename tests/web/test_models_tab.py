@@ -17,7 +17,7 @@ from app.web import models_html
 from app.web.tabs import loading, models
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError, StorageError
-from engine.loaded import NOTHING
+from engine.loaded import NO_MODEL_INFO
 from engine.models.memory import Need
 from engine.settings import Runtime
 from storage.database import Database
@@ -39,7 +39,9 @@ def test_the_facts_of_a_model() -> None:
     words = models_html.loaded(info, f"/models/{EVIL}")
     assert "6.3 M" in words and "3.0 GiB" in words and "2 threads" in words
     assert "<img" not in words and "<b>" not in words and words.count("&lt;img") == 2
-    assert "No model" in models_html.loaded(NOTHING, "") and not models_html.still(NOTHING, "")
+    assert "No model" in models_html.loaded(NO_MODEL_INFO, "") and not models_html.still(
+        NO_MODEL_INFO, ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_only_devices_that_are_there_are_offered(handlers: models.Handlers) -> N
         return runtime.device
 
     engine = local(handlers.session)
-    engine.reading = replace(engine.reading, device=device)
+    engine.loaders = replace(engine.loaders, device=device)
     candidate = Candidate("x", "x", "transformers", 1, False, Runtime(device="cuda:1"))
     shown = handlers.settings(candidate)[handlers.parts.runtime["device"]]
     assert shown["choices"] == ["auto", "cpu", "cuda", "cuda:1"] and shown["value"] == "cuda:1"

@@ -19,7 +19,7 @@ from engine.backends.toy import ToyBackend
 from engine.compare import UNKNOWN, Speedup
 from engine.errors import ModelError
 from engine.hsd.family import Family
-from engine.hsd.planner import Plan, Rung, edges
+from engine.hsd.planner import Plan, StackLevel, edges
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
 from engine.hsd.trials import Trial
 from engine.models.memory import Need
@@ -78,7 +78,7 @@ def test_the_cost_curves_are_those_of_the_profile() -> None:
 def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
     spec: tuple[tuple[str, int], ...], databases: bool
 ) -> None:
-    profile, plan = profile_of(), Plan(tuple(Rung(*rung) for rung in spec), databases)
+    profile, plan = profile_of(), Plan(tuple(StackLevel(*level) for level in spec), databases)
     figure = stack_charts.hierarchy(profile, "match", plan)
     lines = [line for line in figure.data if line.mode == "lines"]
     thick = [line for line in lines if line.line.width == 4]
@@ -95,7 +95,7 @@ def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
 
 
 def test_the_path_ends_at_the_seconds_of_its_plan() -> None:
-    profile, plan = profile_of(), Plan((Rung(EVIL, 4),))
+    profile, plan = profile_of(), Plan((StackLevel(EVIL, 4),))
     ((edge, seconds),) = stack_charts.steps_of(profile, "match", plan).values()
     mean = sum(0.8**n for n in range(5))
     assert edge.batch == 4 and seconds == pytest.approx((4 * 0.1 + 1.2) / mean)
@@ -122,7 +122,7 @@ def test_names_in_charts_are_no_markup_and_not_endless() -> None:
     figures = [
         stack_charts.acceptance(profile, "match"),
         stack_charts.cost_curves(profile),
-        stack_charts.hierarchy(profile, "match", Plan((Rung(EVIL, 2),))),
+        stack_charts.hierarchy(profile, "match", Plan((StackLevel(EVIL, 2),))),
         stack_charts.plans([stack_charts.Bar(f"{EVIL}@2", "#000000", 1.0, None)]),
     ]
     for figure in figures:
@@ -212,7 +212,7 @@ def test_plans_are_told_in_words() -> None:
     tell = stack_html.sentence
     assert tell(Plan(), "toy") == "Nobody drafts for toy."
     assert tell(Plan(databases=True), "toy") == "The databases draft for toy."
-    plan = Plan((Rung("small", 8), Rung("mid", 1)), True)
+    plan = Plan((StackLevel("small", 8), StackLevel("mid", 1)), True)
     assert tell(plan, "toy") == (
         "The databases draft for small; small hands 8 tokens at a time to mid; mid hands 1 token "
         "at a time to toy, which verifies them in one forward."

@@ -21,14 +21,14 @@ from app.web.tabs import chat
 from app.web.verdicts import waiting_line
 from engine.backends.base import Backend
 from engine.errors import Cancelled, ModelError, PromptError
-from engine.loaded import NOTHING
+from engine.loaded import NO_MODEL_INFO
 from engine.local import Local
 from engine.models import loaders
 from engine.queue import Waiting
 from engine.settings import Runtime, Sampling
 from storage.database import Database
 from tests.conftest import EMBEDDED, ROOT
-from tests.service.test_models import ME, Shop, ask, preferences, quick, shop
+from tests.service.test_models import OWNER, Shop, ask, preferences, quick, shop
 from tests.web.test_tabs import made
 
 __all__ = ["quick", "shop"]
@@ -44,9 +44,9 @@ class Start:
             assert self.go.wait(20)
             return shop.load(source, runtime)
 
-        coming = replace(NOTHING, name="one", sampling=Sampling(0.9))
-        found = replace(shop.reading(), load=load)
-        self.session = Session(Local(reading=found), db, reading=found, coming=coming)
+        coming = replace(NO_MODEL_INFO, name="one", sampling=Sampling(0.9))
+        found = replace(shop.loaders(), load=load)
+        self.session = Session(Local(loaders=found), db, loaders=found, coming=coming)
         self.loading = self.session.models.start(shop.source("one"))
         self.told: list[Progress] = []
         self.error = ""
@@ -74,11 +74,13 @@ def start(shop: Shop, db: Database) -> Iterator[Start]:
 
 def test_what_is_said_meanwhile_is_stored_and_answered(start: Start) -> None:
     session = start.session
-    conversation = session.say(ME, None, "hello there")
-    items = session.answer(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello there")
+    items = session.answer(OWNER, conversation, preferences())
     first = next(items)
     assert first == Waiting(1, loading=True) and "until the model is loaded" in waiting_line(first)
-    assert [m.content for m in session.conversations(ME).messages(conversation)] == ["hello there"]
+    assert [m.content for m in session.conversations(OWNER).messages(conversation)] == [
+        "hello there"
+    ]
     start.go.set()
     *_, last = items
     assert isinstance(last, Update) and last.text
@@ -89,17 +91,17 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
     start: Start,
 ) -> None:
     session = start.session
-    conversation = session.say(ME, None, "hello there")
-    items = session.answer(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello there")
+    items = session.answer(OWNER, conversation, preferences())
     next(items)
-    session.stop(ME, conversation)
+    session.stop(OWNER, conversation)
     with pytest.raises(Cancelled):
         list(items)
     with pytest.raises(PromptError):
-        session.say(ME, conversation, "  ")
-    session.edit(ME, conversation, 0, "something else")
+        session.say(OWNER, conversation, "  ")
+    session.edit(OWNER, conversation, 0, "something else")
     start.end()
-    *_, last = session.answer(ME, conversation, preferences())
+    *_, last = session.answer(OWNER, conversation, preferences())
     assert isinstance(last, Update) and last.text
 
 
@@ -107,8 +109,8 @@ def test_a_first_model_that_cannot_be_read_leaves_an_app_that_says_so(
     start: Start, shop: Shop
 ) -> None:
     session = start.session
-    conversation = session.say(ME, None, "hello there")
-    items = session.answer(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello there")
+    items = session.answer(OWNER, conversation, preferences())
     next(items)
     shop.broken.add(shop.source("one"))
     start.end()
@@ -116,12 +118,12 @@ def test_a_first_model_that_cannot_be_read_leaves_an_app_that_says_so(
     with pytest.raises(ModelError, match="No model is loaded"):
         list(items)
     with pytest.raises(ModelError, match="No model is loaded"):
-        session.say(ME, None, "and now?")
+        session.say(OWNER, None, "and now?")
     header = layout.header(session, ())
     assert "damaged" in header and "No model is loaded" in header and ">one<" not in header
     assert layout.invitation(session) == "No model is loaded"
     list(session.models.load(shop.source("two")))
-    *_, last = session.answer(ME, conversation, preferences())
+    *_, last = session.answer(OWNER, conversation, preferences())
     assert isinstance(last, Update) and last.text, "what was said is still there"
     assert "damaged" not in layout.header(session, ())
 

@@ -31,7 +31,7 @@ from engine.types import MODEL, TARGET, Finish, Step, Token
 from storage.conversations import Piece
 from storage.database import Database
 from tests.service.test_recorder import recorder, store
-from tests.service.test_session import ME, preferences, soon
+from tests.service.test_session import OWNER, preferences, soon
 
 __all__ = ["recorder", "store"]
 BYTES_PER_TOKEN = 60
@@ -93,7 +93,7 @@ def grown(index: int, texts: str, finish: Finish | None = None) -> Step:
 
 
 def test_each_moment_tells_what_is_new(recorder: Any) -> None:
-    answer, page = Answer(ME, "c"), Page()
+    answer, page = Answer(OWNER, "c"), Page()
     teller = Teller(answer, 0)
     assert teller.news(0.0) == []
     answer.ahead = 2
@@ -118,7 +118,7 @@ def test_each_moment_tells_what_is_new(recorder: Any) -> None:
 def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None:
     for index in range(40):
         recorder.add(grown(index, "abc"))
-    answer, page = Answer(ME, "c"), Page()
+    answer, page = Answer(OWNER, "c"), Page()
     answer.update, answer.over = recorder.update(0), True
     page.tokens = columns(recorder.pieces)[:start]
     for kind, data, at in Teller(answer, start).news(0.0):
@@ -173,12 +173,12 @@ def heard(answer: Answer, start: int = 0, most: int = 10_000) -> list[tuple[floa
 
 def test_the_first_event_comes_at_once_and_is_no_token(recorder: Any) -> None:
     """By it the page knows that nothing on the way holds the stream back."""
-    ((_, news),) = heard(Answer(ME, "c"), most=1)
+    ((_, news),) = heard(Answer(OWNER, "c"), most=1)
     assert [event.kind for event in news] == ["sources"]
 
 
 def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any) -> None:
-    answer = Answer(ME, "c")
+    answer = Answer(OWNER, "c")
 
     def grow() -> None:
         for index in range(150):
@@ -206,7 +206,7 @@ def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any
 
 def test_a_quiet_stream_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "QUIET_SECONDS", 0.01)
-    told = [news for _, news in heard(Answer(ME, "c"), most=3)]
+    told = [news for _, news in heard(Answer(OWNER, "c"), most=3)]
     assert told[1:] == [[], []] and stream.encoded([]) == b":\n\n"
 
 
@@ -270,8 +270,8 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(
     held = Held(session)
     generations = Generations(held.answer)
     port = served(generations)
-    conversation = session.say(ME, None, "hello there")
-    answer = generations.start(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello there")
+    answer = generations.start(OWNER, conversation, preferences())
     page, at = Page(), 0
     for number in count():
         address = f"http://127.0.0.1:{port}/stream/{answer.token}?from=0"
@@ -292,8 +292,8 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(
 
 def test_two_pages_see_the_same(session: Session, served: Callable[..., int]) -> None:
     port = served(session.generations)
-    conversation = session.say(ME, None, "hello there")
-    answer = session.generations.start(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello there")
+    answer = session.generations.start(OWNER, conversation, preferences())
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(asked, [port] * 2, [f"/stream/{answer.token}"] * 2)
     bodies = [response.content for response in (first, second)]
@@ -310,8 +310,8 @@ def test_two_pages_see_the_same(session: Session, served: Callable[..., int]) ->
 
 def test_whose_answer_it_is_the_token_says(session: Session, served: Callable[..., int]) -> None:
     port = served(session.generations)
-    conversation = session.say(ME, None, "hello there")
-    answer = session.generations.start(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello there")
+    answer = session.generations.start(OWNER, conversation, preferences())
     assert soon(lambda: answer.over)
     assert asked(port, f"/stream/{answer.token}").status_code == 200
     wrong = (answer.token[:-1], answer.token + "x", answer.token.swapcase(), "x", conversation)
@@ -333,8 +333,8 @@ def test_who_has_not_logged_in_watches_nothing(
     session: Session, served: Callable[..., int]
 ) -> None:
     port = served(session.generations, "--auth", "ann:secret")
-    conversation = session.say(ME, None, "hello there")
-    answer = session.generations.start(ME, conversation, preferences())
+    conversation = session.say(OWNER, None, "hello there")
+    answer = session.generations.start(OWNER, conversation, preferences())
     assert soon(lambda: answer.over)
     path = f"/stream/{answer.token}"
     assert asked(port, path).status_code == 401
@@ -357,8 +357,8 @@ def test_an_answer_of_512_tokens_takes_few_bytes(
     port = served(session.generations)
     generation = Generation(Sampling(temperature=0.8, seed=10), max_tokens=512)
     wanted = Preferences(generation, fresh_seed=False)
-    conversation = session.say(ME, None, "Tell a very long story about the sea.")
-    answer = session.generations.start(ME, conversation, wanted)
+    conversation = session.say(OWNER, None, "Tell a very long story about the sea.")
+    answer = session.generations.start(OWNER, conversation, wanted)
     sent = wire(port, f"/stream/{answer.token}")
     assert answer.tokens == 512 and answer.update is not None
     figures = sum(map(len, re.findall(rb"event:figures\ndata:[^\n]*\n\n", sent)))
@@ -370,7 +370,7 @@ def test_an_answer_of_512_tokens_takes_few_bytes(
 
 def told_at(update: Update, tokens_per_second: float) -> int:
     """The bytes that tell an answer, figures included, at a speed by a clock of our own."""
-    answer, bytes_sent, at = Answer(ME, "c"), 0, 0
+    answer, bytes_sent, at = Answer(OWNER, "c"), 0, 0
     teller, each = Teller(answer, 0), int(tokens_per_second * UPDATE_SECONDS)
     while not answer.over:
         at = min(update.tokens, at + each)
@@ -398,7 +398,7 @@ def test_pieces_are_told_as_they_are_stored() -> None:
 
 
 def test_waiting_is_told_and_taken_back() -> None:
-    answer = Answer(ME, "c")
+    answer = Answer(OWNER, "c")
     teller = Teller(answer, 0)
     for ahead, told in ((1, 1), (1, 0), (3, 1), (0, 1), (0, 0)):
         answer.ahead = ahead

@@ -20,7 +20,7 @@ from app.web.verdicts import proof_line, title_of
 from engine.backends.toy import ToyBackend
 from engine.compare import Speedup, live
 from engine.errors import SettingError
-from engine.loaded import NOTHING, Away, Costs, nothing
+from engine.loaded import NO_MODEL_INFO, Costs, NoModel, no_model
 from engine.local import Local
 from engine.methods import METHODS
 from engine.runs import Timed, Verdict
@@ -280,8 +280,8 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
 
     def temperature(announced: Sampling, conversation: str | None) -> object:
         """What the page's first temperature becomes when the model comes."""
-        session.coming = Away(replace(NOTHING, sampling=announced)).info
-        local(session).take(nothing())
+        session.coming = NoModel(replace(NO_MODEL_INFO, sampling=announced)).info
+        local(session).take(no_model())
         opened = follow(None, "hd", 256, "hd", None)
         assert [opened[part] for part in sampler][0] == announced.temperature
         swap(session, toy, "/m/toy")

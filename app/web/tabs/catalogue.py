@@ -50,7 +50,7 @@ def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> dict[Any, 
     changes: dict[Any, Any] = {}
     for card in cards:
         changes[card.facts] = facts(models, card.entry, runtime)
-        here = models.reading.present(card.entry.target.source)
+        here = models.loaders.present(card.entry.target.source)
         changes[card.place.buttons[0]] = "Load" if here else FETCH
     return changes
 
@@ -59,7 +59,7 @@ def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
     """One family's facts."""
     target, length = entry.target, runtime.context_length
     offered = (target, *entry.drafts)
-    here = {model.source for model in offered if models.reading.present(model.source)}
+    here = {model.source for model in offered if models.loaders.present(model.source)}
     try:
         device = models.session.engine.device(target.source, runtime)
         free = models.free(target.source, runtime)
@@ -73,7 +73,7 @@ def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
 
 def check(models: Models, target: Model, runtime: Runtime) -> None:
     """Raise ModelError for a target that does not fit, before it is downloaded for nothing."""
-    if models.reading.present(target.source):
+    if models.loaders.present(target.source):
         return  # the loader knows better than the formula
     device = models.session.engine.device(target.source, runtime)
     need, free = target.need(runtime.context_length, device), models.free(target.source, runtime)

@@ -90,7 +90,7 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
 
 def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
     """This model's past answers, and the n-grams that most of them share."""
-    store = session.pasts.ngrams(owner, session.info.fingerprint)
+    store = session.past_answers.ngrams(owner, session.info.fingerprint)
     top = store.top(TOP)
     keys = session.engine.texts([gram.tokens[:-1] for gram in top])
     nexts = session.engine.texts([gram.tokens[-1:] for gram in top])
@@ -142,7 +142,7 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
             model, grams = model_card(session, owner)
             statistics, shares = statistics_card(session)
             learned = Calibration(
-                session.pasts.calibrations(owner, session.info.fingerprint).load()
+                session.past_answers.calibrations(owner, session.info.fingerprint).load()
             )
             worth = charts.worth_of_evidence(learned)
             return context, model, statistics, grams, shares, worth

@@ -183,8 +183,8 @@ class Handlers:
 
     def need(self, source: str, runtime: Runtime) -> str:
         """What a model will need, or why that cannot be told."""
-        reading = self.models.reading
-        if not reading.present(source):
+        loaders = self.models.loaders
+        if not loaders.present(source):
             return models_html.absent(source)
         try:
             need, free = self.models.need(source, runtime), self.models.free(source, runtime)
@@ -229,7 +229,7 @@ class Handlers:
                 self.models.scan(chosen)
                 chosen = self.models.found[chosen][0]
             elif chosen not in self.candidates():
-                if self.models.reading.present(chosen):
+                if self.models.loaders.present(chosen):
                     self.models.need(chosen, self.read(values))
                 self.added.append(chosen)
             return {self.parts.box: "", **self.screen(chosen)}
@@ -255,9 +255,9 @@ class Handlers:
             catalogue.check(models, target, runtime)
             yield from models.load(target.source, runtime)
             for draft in drafts:
-                if not models.reading.present(draft.source):
+                if not models.loaders.present(draft.source):
                     yield from reported(draft.name, partial(models.fetch_alone, draft.source))
-            here = [d for d in card.entry.drafts if models.reading.present(d.source)]
+            here = [d for d in card.entry.drafts if models.loaders.present(d.source)]
             for draft in here:
                 stacks.offer(draft.source)
             if here:

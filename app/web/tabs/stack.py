@@ -169,7 +169,7 @@ def colour(entry: Entry) -> str:
     """Grey for plain decoding, ink for the databases, the drafts' own hue for the rest."""
     if entry.gated:
         return INK
-    return DRAFT_SHADES[1] if entry.plan and entry.plan.rungs else PLAIN
+    return DRAFT_SHADES[1] if entry.plan and entry.plan.levels else PLAIN
 
 
 class Handlers:

@@ -37,7 +37,7 @@ USES = count()
 
 
 @dataclass(slots=True)
-class Past:
+class PastAnswers:
     """What the model said to one owner, and how far evidence can be trusted there."""
 
     tier: ModelTier
@@ -51,7 +51,7 @@ class Past:
 
 
 @dataclass(slots=True)
-class Room:
+class OpenConversation:
     """One open conversation: what drafts for it, and `tokens`, those of its last turn."""
 
     databases: Databases
@@ -64,45 +64,47 @@ class Room:
         return self.databases.bytes + TOKEN * len(self.tokens)
 
 
-class Knowledge:
+class DraftingMemory:
     """The open conversations and the pasts of all owners with one model, within `limit` bytes."""
 
     def __init__(self, statistics: NgramTable | None = None, limit: int = LIMIT) -> None:
         self.statistics, self.limit = statistics, limit
-        self.rooms: OrderedDict[tuple[str, str], Room] = OrderedDict()
-        self.pasts: dict[str, Past] = {}
+        self.conversations: OrderedDict[tuple[str, str], OpenConversation] = OrderedDict()
+        self.past_answers: dict[str, PastAnswers] = {}
         self.unwanted: deque[tuple[str, str | None, bool]] = deque()
         """What any thread asked to forget: an owner, a conversation or all, and the past as well.
         """
 
-    def past(self, owner: str, recall: Callable[[], Past]) -> Past:
+    def answers_of(self, owner: str, recall: Callable[[], PastAnswers]) -> PastAnswers:
         """The owner's past; `recall` makes it from what was stored."""
-        if owner not in self.pasts:
-            self.pasts[owner] = recall()
-        self.pasts[owner].used = next(USES)
-        return self.pasts[owner]
+        if owner not in self.past_answers:
+            self.past_answers[owner] = recall()
+        self.past_answers[owner].used = next(USES)
+        return self.past_answers[owner]
 
-    def room(self, owner: str, conversation: str, recall: Callable[[], Room]) -> Room:
+    def conversation(
+        self, owner: str, conversation: str, recall: Callable[[], OpenConversation]
+    ) -> OpenConversation:
         """The open conversation; `recall` makes it from what was stored."""
         key = owner, conversation
-        if key not in self.rooms:
-            self.rooms[key] = recall()
-            while len(self.rooms) > MOST_OPEN:
-                self.rooms.popitem(last=False)
-        self.rooms.move_to_end(key)
-        self.rooms[key].used = next(USES)
-        return self.rooms[key]
+        if key not in self.conversations:
+            self.conversations[key] = recall()
+            while len(self.conversations) > MOST_OPEN:
+                self.conversations.popitem(last=False)
+        self.conversations.move_to_end(key)
+        self.conversations[key].used = next(USES)
+        return self.conversations[key]
 
     def close(self, owner: str, conversation: str | None = None) -> None:
         """Forget one conversation, or all of an owner's."""
-        for key in list(self.rooms):
+        for key in list(self.conversations):
             if key[0] == owner and conversation in (None, key[1]):
-                del self.rooms[key]
+                del self.conversations[key]
 
     def forget(self, owner: str) -> None:
         """Forget what the model said to an owner, and the conversations that draft from it."""
         self.close(owner)
-        self.pasts.pop(owner, None)
+        self.past_answers.pop(owner, None)
 
     def sweep(self) -> None:
         """Forget what other threads asked for."""
@@ -116,18 +118,18 @@ class Knowledge:
     @property
     def bytes(self) -> int:
         """About the bytes that are taken now."""
-        rooms = sum(room.bytes for room in self.rooms.values())
-        pasts = sum(past.bytes for past in self.pasts.values())
-        return rooms + pasts + int(getattr(self.statistics, "cached_bytes", 0))
+        conversations = sum(entry.bytes for entry in self.conversations.values())
+        answers = sum(past.bytes for past in self.past_answers.values())
+        return conversations + answers + int(getattr(self.statistics, "cached_bytes", 0))
 
     def fit(self, owner: str) -> None:
         """Drop what was used longest ago until the rest fits.
 
-        The owner's past stays, and the conversation entered last. A past that goes takes all rooms
-        along that draft from it.
+        The past answers of `owner` stay, and the conversation entered last. Past answers that go
+        take all conversations along that draft from them.
         """
-        entered = sorted((room.used, *key) for key, room in self.rooms.items())
-        ages = [*entered[:-1], *((past.used, who, None) for who, past in self.pasts.items())]
+        entered = sorted((entry.used, *key) for key, entry in self.conversations.items())
+        ages = [*entered[:-1], *((past.used, who, None) for who, past in self.past_answers.items())]
         for _, who, what in sorted(ages, key=lambda age: age[0]):
             if self.bytes <= self.limit:
                 return
