@@ -406,7 +406,7 @@ def test_a_model_that_fits_beside_the_other_is_read_first(
     told(session, shop.source("two"))
     shop.room = 50
     told(session, shop.source("three"))
-    assert seen == ["oneToyBackend", "twoAway"] and shop.alive == ["three"]
+    assert seen == ["oneToyBackend", "twoNoModel"] and shop.alive == ["three"]
 
 
 def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, shop: Shop) -> None:
