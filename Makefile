@@ -1,37 +1,59 @@
 # `make run` opens the chat, `make test` passes the tests; both set up what they need first.
+# `make gguf` adds what GGUF files need, which is compiled. The Models tab offers the same.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
 
-.PHONY: run test check setup setup-dev chromium clean
+# A line of requirements.txt, without its comment.
+requirement = "$$(sed -n 's/^\($(1)[^ ]*\).*/\1/p' requirements.txt)"
+
+.PHONY: run gguf test quick check wheel setup setup-dev chromium clean
 
 run: setup
 	$(BIN)/python app.py $(ARGS)
+
+gguf: $(VENV)/.gguf
 
 # In a worker: when a native library ends it, the test is named and the next worker goes on.
 test: setup-dev chromium
 	$(BIN)/python -m pytest -n 1 --max-worker-restart 1000 $(ARGS)
 
+quick: setup-dev
+	$(BIN)/python -m pytest -n auto tests/unit tests/service $(ARGS)
+
 check: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy engine storage bench training app
+	$(BIN)/mypy engine storage bench training app strata_chat
 	$(BIN)/mypy app.py
+
+# To be installed elsewhere: pipx install dist/*.whl, or uv tool install dist/*.whl.
+wheel: $(VENV)/.pip
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
 
 setup: $(VENV)/.run
 setup-dev: $(VENV)/.dev
 
-# torch first and alone: the exact version that is asked for decides which build comes.
-$(VENV)/.run: requirements.txt
+$(VENV)/.pip:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements.txt)"
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(PIP) install --quiet --upgrade pip
 	touch $@
 
-$(VENV)/.dev: requirements-dev.txt $(VENV)/.run
-	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+# torch first and alone: the exact version that is asked for decides which build comes.
+# llama-cpp-python is left out: it takes minutes to compile, and the chat opens without it.
+$(VENV)/.run: requirements.txt $(VENV)/.pip
+	$(PIP) install --quiet $(call requirement,torch==)
+	grep -v '^llama-cpp-python' requirements.txt | $(PIP) install --quiet -r /dev/stdin
+	touch $@
+
+$(VENV)/.gguf: requirements.txt $(VENV)/.run
+	$(PIP) install $(call requirement,llama-cpp-python)
+	touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.gguf
+	$(PIP) install --quiet --group dev
 	touch $@
 
 # The browser tests drive the system's Chromium; on Debian and Ubuntu it can be installed here.
@@ -43,4 +65,4 @@ chromium:
 	else echo "The browser tests need Chromium on the PATH. Install the package chromium."; exit 1; fi; }
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

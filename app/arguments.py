@@ -13,6 +13,7 @@ from pathlib import Path
 from assets import ASSETS
 from engine.errors import SettingError
 from engine.settings import Runtime
+from strata_chat import __version__
 
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 EMBEDDED_DRAFTS = ("mid", "small")
@@ -47,7 +48,7 @@ class Options:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with status 2 and one clear line when it makes no sense."""
     parser = argparse.ArgumentParser(
-        prog="app.py",
+        prog="strata",
         description="Strata: a chat app that shows, token by token, why its model answers faster.",
     )
     add = parser.add_argument
@@ -71,6 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--share", action="store_true", help="make a public link; always asks for a password")
     add("--auth", metavar="USER:PASSWORD", help="ask for this name and password")
     add("--no-browser", action="store_true", help="do not open a browser window")
+    add("--version", action="version", version=f"strata {__version__}")
     given = parser.parse_args(arguments)
     user, colon, password = (given.auth or "").partition(":")
     if given.auth is not None and not (user and colon and password):

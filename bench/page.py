@@ -173,8 +173,8 @@ def chromium() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
         raise SettingError(
-            "Playwright is not installed, which drives the browser. Install what "
-            "requirements-dev.txt names: make setup-dev."
+            "Playwright is not installed, which drives the browser. Install what the tests need: "
+            "make setup-dev."
         ) from error
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:

@@ -1,0 +1,130 @@
+"""What installing Strata brings: pyproject.toml, requirements.txt and the Makefile say the same."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+import strata_chat
+from app.arguments import parse
+from engine.models import llama_cpp_python
+from tests.conftest import ROOT
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+GGUF = PROJECT["optional-dependencies"]["gguf"]
+
+
+def requirements() -> list[str]:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return [found for line in lines if (found := line.partition("#")[0].strip())]
+
+
+def made(target: str, folder: Path) -> list[str]:
+    """What make would do in a checkout where nothing is set up."""
+    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    done = subprocess.run(
+        ["make", "--dry-run", target],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def installs(steps: list[str]) -> list[str]:
+    """What each step that installs something names, in their order."""
+    ends = {
+        "llama-cpp-python": "gguf",
+        "torch==": "torch",
+        "group dev": "dev",
+        "/dev/stdin": "rest",
+    }
+    found = [
+        (line, [what for words, what in ends.items() if words in line])
+        for line in steps
+        if "pip install" in line and "--upgrade pip" not in line
+    ]
+    return [what[-1] for line, what in found]
+
+
+def test_requirements_are_the_dependencies_and_the_gguf_extra() -> None:
+    assert sorted(requirements()) == sorted([*PROJECT["dependencies"], *GGUF])
+    assert requirements()[0] == PROJECT["dependencies"][0] and "torch==" in requirements()[0]
+
+
+def test_the_page_sets_up_what_the_gguf_extra_names() -> None:
+    assert [llama_cpp_python.REQUIREMENT] == GGUF
+
+
+def test_the_version_is_said_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "version" not in PROJECT and PROJECT["dynamic"] == ["version"]
+    assert PYPROJECT["tool"]["hatch"]["version"] == {"path": "strata_chat/__init__.py"}
+    with pytest.raises(SystemExit) as ended:
+        parse(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"strata {strata_chat.__version__}\n"
+
+
+def test_the_command_is_there() -> None:
+    assert list(PROJECT["scripts"]) == ["strata"]
+    module, _, name = PROJECT["scripts"]["strata"].partition(":")
+    assert callable(getattr(import_module(module), name))
+
+
+def test_the_package_for_others_brings_nothing_along() -> None:
+    code = "import sys; had = set(sys.modules); import strata_chat; print(set(sys.modules) - had)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "{'strata_chat'}"
+
+
+def test_the_chat_is_set_up_without_compiling_anything(tmp_path: Path) -> None:
+    steps = made("run", tmp_path)
+    assert installs(steps) == ["torch", "rest"], steps
+    assert any(line.startswith("grep -v '^llama-cpp-python' requirements.txt") for line in steps)
+    assert steps[-1].strip() == ".venv/bin/python app.py"
+
+
+def test_gguf_support_is_a_step_of_its_own(tmp_path: Path) -> None:
+    assert installs(made("gguf", tmp_path)) == ["torch", "rest", "gguf"]
+
+
+@pytest.mark.parametrize("target", ["test", "quick", "check"])
+def test_the_tests_are_set_up_with_everything(target: str, tmp_path: Path) -> None:
+    assert installs(made(target, tmp_path)) == ["torch", "rest", "gguf", "dev"]
+
+
+def test_no_test_is_skipped_for_want_of_a_library() -> None:
+    """Without the library tests of GGUF files fail, and say so."""
+    paths = sorted(ROOT.glob("tests/**/*.py"))
+    assert len(paths) > 100
+    used = {
+        ast.unparse(node)
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    ways = ("skip", "skipif", "importorskip", "xfail")
+    skips = {f"{place}.{way}" for place in ("pytest", "pytest.mark") for way in ways}
+    assert "pytest.mark.gguf" in used and used & skips == set()
+
+
+def test_the_hooks_before_a_commit_are_what_make_check_runs(tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    checks = [
+        line
+        for line in made("check", tmp_path)
+        if line.startswith((".venv/bin/ruff", ".venv/bin/mypy"))
+    ]
+    assert len(checks) == 4 and [hook["entry"] for hook in hooks] == checks
+    assert not any(hook["pass_filenames"] for hook in hooks)
