@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from engine.backends import fast_path
 from engine.backends.base import BackendInfo, digest, fingerprint
 from engine.backends.chat_template import FILLER, TemplateError, TemplateStopped
 from engine.errors import ModelError, SettingError, first_line
+from engine.models import llama_cpp_python
 from engine.models.memory import Need
 from engine.models.probe import Probe, probe
 from engine.settings import Runtime, Sampling
@@ -80,11 +80,7 @@ def need(source: str, runtime: Runtime) -> Need:
 
 def probed(source: str, runtime: Runtime) -> Probe:
     """What the probe says of a file. Raises ModelError for one that cannot be used."""
-    if find_spec("llama_cpp") is None:
-        raise ModelError(
-            f"The model {source!r} needs llama-cpp-python, which is not installed. Install it with "
-            "`pip install llama-cpp-python`, or choose a folder with *.safetensors weights."
-        )
+    llama_cpp_python.check(source)
     if runtime.flash_attention == "off" and runtime.cache_type in QUANTIZED:
         raise ModelError(
             f"A cache of {runtime.cache_type} numbers needs flash attention, which is off. Turn it "
@@ -119,7 +115,7 @@ def device(runtime: Runtime) -> str:
     """Where the layers of GGUF models go, as far as its free memory can be told."""
     import torch
 
-    if not torch.cuda.is_available() or find_spec("llama_cpp") is None:
+    if not torch.cuda.is_available() or not llama_cpp_python.installed():
         return "cpu"
     from engine.models.gguf import offloads
 

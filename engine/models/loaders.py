@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.backends.base import Backend
 from engine.errors import ModelError, SettingError
+from engine.models import llama_cpp_python
 from engine.models import load as loaders
 from engine.models.load import is_gguf
 from engine.models.memory import Need, free_memory
@@ -35,9 +36,12 @@ def present(source: str) -> bool:
 def download(
     source: str, progress: Callable[[int, int], None], cancelled: Callable[[], bool]
 ) -> str:
-    """Fetch what is missing of a model; see engine/models/sources.py."""
+    """Fetch what is missing of a model; see engine/models/sources.py. Raises ModelError for a file
+    that could not be read afterwards: downloads are large."""
     from engine.models import sources
 
+    if is_gguf(source):
+        llama_cpp_python.check(source)
     return sources.download(source, progress, cancelled)
 
 
