@@ -18,6 +18,7 @@ from app.service.comparison import Pace, Progress, Proof
 from app.service.costs import Costs
 from app.service.draft_models import Stacks
 from app.service.generation import Generations
+from app.service.gguf_support import GgufSupport
 from app.service.latest import Latest
 from app.service.learned import PastAnswersStore
 from app.service.models import Models
@@ -106,6 +107,7 @@ class Session:
         self.costs = Costs(engine, database)
         self.stacks = Stacks(engine, database, loaders)
         self.models = Models(self, loaders)
+        self.gguf = GgufSupport(guests)
         self.revival = Revival(self)
         self.generations = Generations(self.answer)
         self.state = engine.state

@@ -14,7 +14,7 @@ from app.service.models import Candidate, Progress, reported, size_of, title_of
 from app.service.session import Session
 from app.web import models_html
 from app.web.stack_html import fine
-from app.web.tabs import catalogue
+from app.web.tabs import catalogue, gguf_support
 from app.web.tabs.catalogue import Card
 from app.web.tabs.loading import Place, build_adding, build_place, paced
 from app.web.tabs.settings import control, number
@@ -48,6 +48,7 @@ class Parts:
     groups: dict[str, gr.Column]
     need: gr.HTML
     place: Place
+    gguf: gguf_support.Parts
     cards: list[Card]
 
 
@@ -63,8 +64,8 @@ def build(tab: gr.Tab, session: Session) -> Parts:
             runtime, groups = controls(session.models.runtime)
             need = gr.HTML(elem_id="models-need", apply_default_css=False)
             here = build_place("models", "Load")
-    cards = catalogue.build()
-    return Parts(tab, loaded, choice, box, add, runtime, groups, need, here, cards)
+    gguf, cards = gguf_support.build(session.gguf), catalogue.build()
+    return Parts(tab, loaded, choice, box, add, runtime, groups, need, here, gguf, cards)
 
 
 def listing() -> tuple[gr.Radio, gr.Textbox, gr.Button]:
@@ -333,4 +334,6 @@ def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> tuple[Any, 
             loads(button, partial(on.take, card, drafts), card.place)
     for each in places:
         each.stop.click(session.models.stop, None, None, **AT_ONCE)
-    return on.settle, inputs, [*shown, *own]
+    settle = on.settle, inputs, [*shown, *own]
+    gguf_support.wire(session.gguf, parts.gguf, parts.tab, settle)
+    return settle

@@ -1,0 +1,314 @@
+"""GGUF support set up while the app runs: how far it is, what goes wrong, Stop, and a real pip."""
+
+import shlex
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.service import gguf_support
+from app.service.gguf_support import GgufSupport
+from app.service.models import Progress
+from engine.errors import Cancelled, ModelError, SettingError
+from engine.models import llama_cpp_python
+from tests.support.inside import soon
+
+COMPILED = """
+Collecting llama-cpp-python<0.4,>=0.3.36
+  Building wheel for llama-cpp-python (pyproject.toml): started
+  [1/3] /usr/bin/g++ -DGGML_BUILD -o ggml.o -c ggml.c
+  ggml.c:1210: warning: is used uninitialized
+  [3/3] /usr/bin/g++ -shared -o libllama.so
+  Building wheel for llama-cpp-python (pyproject.toml): finished with status 'done'
+Successfully installed llama-cpp-python-0.3.36
+"""
+NO_C = """
+  CMake Error at CMakeDetermineCCompiler.cmake:48 (message):
+    Could not find the compiler specified in the environment variable CC:
+  CMake Error: CMAKE_CXX_COMPILER not set, after EnableLanguage
+  error: subprocess-exited-with-error
+"""
+NO_CXX = """
+  CMake Error at CMakeLists.txt:3 (project):
+    No CMAKE_CXX_COMPILER could be found.
+  *** CMake configuration failed
+"""
+NO_NETWORK = """
+WARNING: Retrying (Retry(total=0)) after connection broken by 'NameResolutionError("HTTPSConnection(
+ERROR: Could not find a version that satisfies the requirement llama-cpp-python<0.4,>=0.3.36
+ERROR: No matching distribution found for llama-cpp-python<0.4,>=0.3.36
+"""
+NO_MEMORY = """
+  [7/193] /usr/bin/g++ -c llama.cpp
+  g++: fatal error: Killed signal terminated program cc1plus
+  ninja: build stopped: subcommand failed.
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_support, "LOOK_SECONDS", 0.01)
+
+
+class Pip:
+    """A stand-in for pip: a program that is given as text; the library is there once it made the
+    file that `MARK` names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script, self.mark = folder / "pip.py", folder / "installed"
+
+    def command(self) -> list[str]:
+        return [sys.executable, str(self.script)]
+
+    def support(self, code: str, guests: bool = False) -> GgufSupport:
+        """What runs this program in the place of pip."""
+        self.script.write_text(f"MARK = {str(self.mark)!r}\n{code}")
+        return GgufSupport(guests, self.command, self.mark.exists)
+
+    def saying(self, words: str, status: int) -> GgufSupport:
+        """The same for one that says this and ends; it has installed the library with status 0."""
+        done = "" if status else "open(MARK, 'w').close()\n"
+        return self.support(f"import sys\nprint({words!r})\n{done}sys.exit({status})\n")
+
+
+@pytest.fixture
+def pip(tmp_path: Path) -> Pip:
+    return Pip(tmp_path)
+
+
+def failed(support: GgufSupport) -> str:
+    """What is said of a set-up that fails."""
+    support.start()
+    with pytest.raises(ModelError) as caught:
+        list(support.watch())
+    assert not support.busy.locked(), "it can be tried again"
+    return str(caught.value)
+
+
+def test_it_is_there_when_pip_is_done(pip: Pip) -> None:
+    support = pip.saying(COMPILED, 0)
+    assert not support.installed()
+    support.start()
+    list(support.watch())
+    assert support.installed() and not support.busy.locked()
+    assert support.lines[-1] == "Successfully installed llama-cpp-python-0.3.36"
+
+
+def test_the_compilation_tells_how_far_it_is(pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(gguf_support, "monotonic", lambda: now[0])
+    support = pip.saying("", 0)
+    support.start()
+    list(support.watch())
+    support.share, support.words, seen = None, "Starting", list[Progress]()
+    for line in COMPILED.splitlines():
+        now[0] += 61
+        support.note(line.strip())
+        seen.append(support.progress())
+    shares = [progress.share for progress in seen]
+    assert shares == [None, None, None, 1 / 3, 1 / 3, 1.0, None, None]
+    words = [progress.words for progress in seen]
+    assert words[0] == "Starting · 1:01"
+    assert words[1] == "Collecting llama-cpp-python<0.4,>=0.3.36 · 2:02"
+    assert words[3] == "Compiling file 1 of 3 · 4:04"
+    assert words[4] == "Compiling file 1 of 3 · 5:05", "a warning is no news"
+    assert words[7] == "Successfully installed llama-cpp-python-0.3.36 · 8:08"
+
+
+@pytest.mark.parametrize(
+    ("platform", "wanted"),
+    [
+        ("linux", "build-essential"),
+        ("darwin", "xcode-select --install"),
+        ("win32", "Visual Studio"),
+    ],
+)
+@pytest.mark.parametrize("said", [NO_C, NO_CXX])
+def test_without_a_compiler_it_is_said_which_package_brings_one(
+    said: str, platform: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_support.sys, "platform", platform)
+    words = gguf_support.reason(said.splitlines(), ["pip"])
+    assert "no C++ compiler" in words and wanted in words and "again" in words
+
+
+def test_a_failure_is_told_with_its_reason(pip: Pip) -> None:
+    assert "no C++ compiler" in failed(pip.saying(NO_C, 1))
+    assert "index cannot be reached" in failed(pip.saying(NO_NETWORK, 1))
+    support = pip.saying(NO_MEMORY, 1)
+    words = failed(support)
+    assert "pip failed" in words and shlex.join(pip.command()) in words
+    assert list(support.lines) == [line.strip() for line in NO_MEMORY.split("\n") if line]
+    assert "pip failed" in failed(pip.support("pass")), "it ended well, and nothing is there"
+
+
+def test_after_a_failure_it_can_be_tried_again(pip: Pip) -> None:
+    support = pip.saying(NO_NETWORK, 1)
+    failed(support)
+    pip.saying(COMPILED, 0)
+    support.start()
+    list(support.watch())
+    assert support.installed() and not any("WARNING" in line for line in support.lines)
+
+
+def test_of_a_long_output_the_end_is_kept(pip: Pip) -> None:
+    code = "print('x' * 10_000)\nfor n in range(99):\n    print(n)\nprint('\\n\\ny' * 2)\nexit(1)"
+    support = pip.support(code)
+    failed(support)
+    numbers = [str(n) for n in range(99 - gguf_support.TAIL + 2, 99)]
+    assert list(support.lines) == [*numbers, "y", "y"]
+    code = "print('x' * 10_000)\nexit(1)"
+    support = pip.support(code)
+    failed(support)
+    assert list(support.lines) == ["x" * gguf_support.LONGEST]
+
+
+def test_pip_runs_in_an_empty_folder_that_goes_with_it(pip: Pip, tmp_path: Path) -> None:
+    code = (
+        "import os, tempfile\n"
+        "print(os.getcwd(), os.listdir(), sep='\\n')\n"
+        "tempfile.mkdtemp()\n"
+        "print(tempfile.gettempdir(), len(os.listdir()), sep='\\n')\n"
+        "open(MARK, 'w').close()\n"
+    )
+    support = pip.support(code)
+    support.start()
+    list(support.watch())
+    place, before, temporary, after = support.lines
+    assert (before, after) == ("[]", "1")
+    assert place == temporary and not Path(place).exists()
+
+
+def test_what_cannot_be_run_is_told_with_the_command() -> None:
+    support = GgufSupport(False, lambda: ["no-such-program", "install", "a b"], lambda: False)
+    words = failed(support)
+    assert "no-such-program cannot be run" in words and "no-such-program install 'a b'" in words
+
+
+# Stop.
+
+WAITS = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+{ignore}
+print('child', child.pid, flush=True)
+time.sleep(600)
+"""
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+
+
+def running(support: GgufSupport) -> tuple[psutil.Process, psutil.Process]:
+    """pip, and what it started."""
+    support.start()
+    assert soon(lambda: bool(support.lines))
+    assert support.process is not None
+    child = int(support.lines[-1].split()[1])
+    return psutil.Process(support.process.pid), psutil.Process(child)
+
+
+@pytest.mark.parametrize("ignore", ["", DEAF])
+def test_a_stop_ends_all_that_was_started(
+    ignore: str, pip: Pip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ignore:
+        monkeypatch.setattr(gguf_support, "GRACE", 0.1)
+    support = pip.support(WAITS.format(ignore=ignore))
+    started = running(support)
+    assert not support.over.wait(0.05)
+    support.stop()
+    with pytest.raises(Cancelled, match="stopped"):
+        list(support.watch())
+    assert soon(lambda: not any(process.is_running() for process in started))
+    assert not support.busy.locked() and not support.installed()
+
+
+def test_it_gives_way_to_the_chat(pip: Pip) -> None:
+    support = pip.support(WAITS.format(ignore=""))
+    process, _ = running(support)
+    assert soon(lambda: process.nice() >= gguf_support.POLITE)
+    support.stop()
+    assert support.over.wait(20)
+
+
+def test_a_stop_before_pip_runs_counts(pip: Pip) -> None:
+    pip.script.write_text("import time; time.sleep(600)")
+    support = GgufSupport(False, lambda: (support.stop(), pip.command())[1], pip.mark.exists)
+    support.start()
+    with pytest.raises(Cancelled):
+        list(support.watch())
+
+
+def test_who_stops_looking_stops_nothing(pip: Pip) -> None:
+    support = pip.support("import time; time.sleep(0.2); open(MARK, 'w').close()")
+    support.start()
+    watching = support.watch()
+    next(watching)
+    watching.close()
+    list(support.watch())
+    assert support.installed()
+
+
+def test_one_at_a_time(pip: Pip) -> None:
+    support = pip.support(WAITS.format(ignore=""))
+    assert running(support)
+    with pytest.raises(ModelError, match="already"):
+        support.start()
+    support.stop()
+    assert support.over.wait(20)
+
+
+def test_guests_set_up_nothing(pip: Pip) -> None:
+    support = pip.support("open(MARK, 'w').close()", guests=True)
+    with pytest.raises(SettingError) as caught:
+        support.start()
+    assert shlex.join(pip.command()) in str(caught.value)
+    assert not support.busy.locked() and not pip.mark.exists()
+
+
+def test_the_usual_command_installs_the_library() -> None:
+    support = GgufSupport(False)
+    assert support.command() == llama_cpp_python.command()
+    assert support.installed() == llama_cpp_python.installed()
+
+
+# A real pip.
+
+NAME = "strata_stand_in"
+
+
+def wheel(folder: Path) -> None:
+    """A package of one module, as pip takes it."""
+    info = f"{NAME}-1.0.dist-info"
+    files = {
+        f"{NAME}/__init__.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{NAME}-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(name, text)
+
+
+def test_pip_installs_and_what_it_installed_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (index := tmp_path / "index").mkdir()
+    (target := tmp_path / "target").mkdir()
+    monkeypatch.syspath_prepend(target)
+    local = ["--no-index", "--find-links", str(index), "--target", str(target)]
+
+    def command() -> list[str]:
+        return [*llama_cpp_python.command()[:-1], *local, NAME]
+
+    support = GgufSupport(False, command, lambda: find_spec(NAME) is not None)
+    words = failed(support)
+    assert "pip failed" in words and any("No matching" in line for line in support.lines)
+    wheel(index)
+    support.start()
+    list(support.watch())
+    assert support.lines[-1] == f"Successfully installed {NAME}-1.0"
+    __import__(NAME)
