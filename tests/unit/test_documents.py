@@ -12,11 +12,15 @@ from tests.conftest import ROOT
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "training" / "README.md",
+    ROOT / "assets" / "models" / "tiny-chat" / "README.md",
 ]
 LONGEST_LINE, README_LINES = 100, 120
 WORDS_ON_AVERAGE, LONGEST_SENTENCE = 16.0, 40
 
-each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+each_document = pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
 
 COMMENT = re.compile(r"<!--.*?-->", re.S)
 FENCED = re.compile(r"^```.*?^```$", re.S | re.M)
