@@ -452,8 +452,9 @@ def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> N
             pass
         pipe.send("ready")
         while conversation := pipe.recv():
-            settings = session.conversations(OWNER).get(conversation).settings
-            for _ in session.answer(OWNER, conversation, Preferences.from_mapping(settings)):
+            settings = session.chat.conversations(OWNER).get(conversation).settings
+            preferences = Preferences.from_mapping(settings)
+            for _ in session.answering.answer(OWNER, conversation, preferences):
                 pass
             pipe.send("answered")
 

@@ -90,11 +90,11 @@ def measured(
     session: Session, owner: str, text: str, preferences: Preferences, repeats: int
 ) -> dict[str, Any]:
     """One prompt: what the panel shows, what a proof says, what a comparison says."""
-    conversation = session.say(owner, None, text)
-    *_, last = session.answer(owner, conversation, preferences)
-    shown = session.answered[owner, conversation].run.metrics
-    *_, proof = session.prove(owner, conversation)
-    *_, progress = session.compare(owner, text, "", preferences, repeats)
+    conversation = session.chat.say(owner, None, text)
+    *_, last = session.answering.answer(owner, conversation, preferences)
+    shown = session.history.last[owner, conversation].run.metrics
+    *_, proof = session.proofs.prove(owner, conversation)
+    *_, progress = session.proofs.compare(owner, text, "", preferences, repeats)
     assert isinstance(proof, Proof) and isinstance(progress, Progress)
     identical = proof.verdict is not None and proof.verdict.identical
     return {

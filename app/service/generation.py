@@ -99,7 +99,7 @@ class Answer:
 
 
 class Generations:
-    """The answers of all owners. `answer` is what makes one: see `Session.answer`."""
+    """The answers of all owners. `answer` is what makes one: see `Answering.answer`."""
 
     def __init__(
         self, answer: Callable[[str, str, Preferences], Iterator[Update | Waiting]]

@@ -14,23 +14,22 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
-from app.service.draft_models import amount
+from app.service.costs import Costs
+from app.service.draft_models import Stacks, amount
 from app.service.runs import Run, Runs
-from engine.engine import CostsMeasured, Load, Notice, Share, WantedCosts, answered
+from engine.engine import CostsMeasured, Engine, Load, Notice, Share, WantedCosts, answered
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
-from engine.loaded import Costs
+from engine.loaded import Costs as CostRecord
 from engine.models.load import is_gguf
 from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders, kind_of, name_of, settled
 from engine.models.memory import Need
 from engine.queue import OWNER
 from engine.settings import Runtime
+from storage.database import Database
 from storage.sources import SourceStore
-
-if TYPE_CHECKING:
-    from app.service.session import Session
 
 T = TypeVar("T")
 
@@ -63,12 +62,22 @@ Report = Callable[[Progress], None]
 
 
 class Models:
-    """See the module's docstring. `notices` are what the last load left to say: files that could
-    not be used, draft models that were not loaded."""
+    """See the module's docstring. `guests` means that others use the app too: then no other model
+    is loaded. `notices` are what the last load left to say: files that could not be used, draft
+    models that were not loaded."""
 
-    def __init__(self, session: "Session", loaders: ModelLoaders) -> None:
-        self.session, self.loaders = session, loaders
-        self.store = SourceStore(session.database)
+    def __init__(
+        self,
+        engine: Engine,
+        database: Database,
+        stacks: Stacks,
+        costs: Costs,
+        loaders: ModelLoaders,
+        guests: bool = False,
+    ) -> None:
+        self.engine, self.stacks, self.costs = engine, stacks, costs
+        self.loaders, self.guests = loaders, guests
+        self.store = SourceStore(database)
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
         """What was found in each folder that was scanned."""
@@ -86,17 +95,17 @@ class Models:
     @property
     def source(self) -> str:
         """The source of the loaded model."""
-        return self.session.engine.state.source
+        return self.engine.state.source
 
     @property
     def runtime(self) -> Runtime:
         """How the loaded model runs."""
-        return self.session.engine.state.runtime
+        return self.engine.state.runtime
 
     @property
     def there(self) -> bool:
         """Whether there is a model."""
-        return self.session.engine.state.there
+        return self.engine.state.there
 
     @property
     def loading(self) -> Progress | None:
@@ -154,19 +163,19 @@ class Models:
 
     def need(self, source: str, runtime: Runtime) -> Need:
         """What a model takes. Raises ModelError where that cannot be told."""
-        return self.session.engine.need(settled(source), runtime)
+        return self.engine.need(settled(source), runtime)
 
     def free(self, source: str, runtime: Runtime) -> int:
         """Bytes for a model where it would go, with those that the loaded models would give back.
 
         Raises ModelError for a device that is not there.
         """
-        device = self.session.engine.device(settled(source), runtime)
-        return self.session.engine.free(device) + self.held(device)
+        device = self.engine.device(settled(source), runtime)
+        return self.engine.free(device) + self.held(device)
 
     def held(self, device: str) -> int:
         """Bytes on a device that the loaded models are sure to give back."""
-        engine, state = self.session.engine, self.session.engine.state
+        engine, state = self.engine, self.engine.state
         if not state.source or engine.device(state.source, state.runtime) != device:
             return 0
         return state.info.memory_bytes + sum(d.info.memory_bytes for d in state.drafts)
@@ -183,7 +192,7 @@ class Models:
         Closing the iterator does not end it. Raises SettingError where others may come in,
         Cancelled when it is stopped, and ModelError, with the old model as it was.
         """
-        if self.session.guests:
+        if self.guests:
             raise SettingError(
                 f"The model {source!r} is not loaded: others use this app too, and they would lose "
                 "their answers. Start with --model to run another one."
@@ -204,7 +213,7 @@ class Models:
         if not source:
             raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
         if source == self.source and runtime == self.runtime:
-            words = f"{self.session.info.name} is loaded already, like this."
+            words = f"{self.engine.state.info.name} is loaded already, like this."
             return iter([Progress(1.0, words)])
         if not self.busy.acquire(blocking=False):
             raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
@@ -233,7 +242,7 @@ class Models:
         self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report, run: Run
     ) -> None:
         """Everything from a source to a model in use."""
-        session, name = self.session, title_of(source)
+        name = title_of(source)
         self.notices = []
         if not self.loaders.present(source):
             self.fetch(source, report, run)
@@ -242,7 +251,7 @@ class Models:
         named = name if is_embedded(source) else ""
         self.exchange(Load(source, runtime, named, beside), report, run)
         self.keep(source, runtime)
-        self.notices += session.stacks.restore(drafts, lambda draft: self.fetch(draft, report, run))
+        self.notices += self.stacks.restore(drafts, lambda draft: self.fetch(draft, report, run))
         report(Progress(1.0, f"{name} is loaded."))
 
     def fetch(self, source: str, report: Report, run: Run) -> None:
@@ -271,9 +280,8 @@ class Models:
                 raise
             # Some architectures do not tell it. What is no model at all is refused when it is read.
             return True
-        engine = self.session.engine
-        device = engine.device(source, runtime)
-        free, held = engine.free(device), self.held(device)
+        device = self.engine.device(source, runtime)
+        free, held = self.engine.free(device), self.held(device)
         if need.total > free + held:
             also = ", the memory of the loaded models included" if held else ""
             raise ModelError(
@@ -286,20 +294,17 @@ class Models:
 
     def keep(self, source: str, runtime: Runtime) -> None:
         """Remember a model that was loaded, and offer what may draft for it."""
-        stacks = self.session.stacks
-        mine = [offer for offer in stacks.offered if not is_embedded(offer)]
-        stacks.offered = [*drafts_beside(source), *mine]
+        mine = [offer for offer in self.stacks.offered if not is_embedded(offer)]
+        self.stacks.offered = [*drafts_beside(source), *mine]
         self.tried(lambda: self.store.add(source, asdict(runtime)))
 
     def exchange(self, wanted: Load, report: Report, run: Run) -> None:
         """Have the engine load a model in the place of the one that it has."""
-        session, stacks = self.session, self.session.stacks
-        spec, drafts = stacks.spec, session.engine.state.drafts
-        stream = run.stop.start(lambda: session.engine.load(wanted))
-        costs = session.costs
+        spec, drafts = self.stacks.spec, self.engine.state.drafts
+        stream = run.stop.start(lambda: self.engine.load(wanted))
 
-        def recall(asked: WantedCosts) -> Costs | None:
-            return self.tried(partial(costs.recall, asked.info))
+        def recall(asked: WantedCosts) -> CostRecord | None:
+            return self.tried(partial(self.costs.recall, asked.info))
 
         try:
             for item in answered(stream, recall):
@@ -308,11 +313,11 @@ class Models:
                 elif isinstance(item, Notice):
                     self.notices.append(item.text)
                 elif isinstance(item, CostsMeasured):
-                    self.tried(partial(costs.save, item.info, item.costs))
+                    self.tried(partial(self.costs.save, item.info, item.costs))
         except ModelError:
-            if session.engine.state.drafts == drafts:
+            if self.engine.state.drafts == drafts:
                 # They are there as before, where they made room as well: so is the plan.
-                stacks.spec = spec
+                self.stacks.spec = spec
             raise
 
     def tried(self, store: Callable[[], T]) -> T | None:

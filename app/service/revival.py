@@ -13,22 +13,24 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from app.service.draft_models import Stacks
+from app.service.models import Models
 from app.service.runs import Run
 from engine.backends import fast_path
-from engine.engine import State
+from engine.engine import Engine, State
 from engine.errors import EngineDied, StrataError
-from engine.queue import OWNER, Waiting, before_it_began
+from engine.queue import Waiting, before_it_began
 from engine.settings import Runtime
-
-if TYPE_CHECKING:
-    from app.service.session import Session
 
 DEATHS = 3
 PATIENCE = 10.0
 """Seconds within which it is known that a process ended whose work raised EngineDied."""
 LOOK_SECONDS = 0.1
+LOAD_LOOK_SECONDS = 0.25
+"""How often those who wait for a model look whether they were stopped: until it is back, and until
+it is loaded."""
 WINDOW = 300.0
 """So many ends of the process within so many seconds, and its model is given up."""
 
@@ -63,27 +65,28 @@ class Last:
 
 class Revival:
     """See the module's docstring. `last` is the model that went last, `loading` whether it is
-    being loaded again."""
+    being loaded again; `tell` has a notice for everyone."""
 
-    def __init__(self, session: "Session") -> None:
-        self.session = session
+    def __init__(
+        self, engine: Engine, stacks: Stacks, models: Models, tell: Callable[[str], None]
+    ) -> None:
+        self.engine, self.stacks, self.models, self.tell = engine, stacks, models, tell
         self.last: Last | None = None
         self.loading = False
         self.deaths: deque[float] = deque(maxlen=DEATHS)
         self.lock = threading.Lock()
         """Held while the model is brought back."""
-        if isinstance(session.engine, Mortal):
-            session.engine.on_death = self.revive
+        if isinstance(engine, Mortal):
+            engine.on_death = self.revive
 
     def follow(self, state: State) -> None:
         """Another model is there, or none any more; to be called before anyone forgets the plan
         that was chosen for the one before."""
-        stacks = self.session.stacks
-        before = stacks.state
+        before = self.stacks.state
         if not before.there or not before.source or state.there:
             return
         drafts = tuple(draft.source for draft in before.drafts)
-        last = Last(before.info.name, before.source, before.runtime, drafts, stacks.spec)
+        last = Last(before.info.name, before.source, before.runtime, drafts, self.stacks.spec)
         known = self.last
         if known is None or (known.source, known.runtime) != (last.source, last.runtime):
             self.deaths.clear()
@@ -94,7 +97,7 @@ class Revival:
 
         Blocks until that is done; nothing is raised.
         """
-        engine = self.session.engine
+        engine = self.engine
         assert isinstance(engine, Mortal)
         with self.lock:
             self.deaths.append(monotonic())
@@ -122,7 +125,7 @@ class Revival:
     def awaited(self, run: Run) -> Iterator[Waiting]:
         """Wait until the model of a process that ended is back, or given up. Raises Cancelled."""
         latest, begun = monotonic() + PATIENCE, False
-        while not self.session.engine.state.there:
+        while not self.engine.state.there:
             begun = begun or self.busy
             if not self.busy and (begun or monotonic() > latest):
                 return
@@ -131,10 +134,18 @@ class Revival:
             yield Waiting(1, loading=True)
             run.stop.event.wait(LOOK_SECONDS)
 
-    def end(self) -> None:
-        """End a process that did not end an answer when it was told to."""
-        if isinstance(self.session.engine, Mortal):
-            self.session.engine.kill("The engine did not stop when it was told to, and was ended.")
+    @property
+    def coming(self) -> bool:
+        """Whether a model is being loaded, or brought back."""
+        return self.models.loading is not None or self.busy
+
+    def loaded(self, run: Run) -> Iterator[Waiting]:
+        """Wait for the model that is being loaded, if none is there. Raises Cancelled."""
+        while not self.engine.state.there and self.coming:
+            if run.stop.is_set():
+                raise before_it_began()
+            yield Waiting(1, loading=True)
+            self.models.over.wait(LOAD_LOOK_SECONDS)
 
     def often(self) -> bool:
         """Whether the process ended too often of late."""
@@ -154,14 +165,13 @@ class Revival:
 
     def load(self, last: Last) -> None:
         """Have a model again, through the same path as any other one."""
-        session, models = self.session, self.session.models
-        with models.busy:
+        with self.models.busy:
             pass  # A load under way brings a model, or ends as well.
-        if session.engine.state.there:
+        if self.engine.state.there:
             return
         self.loading = True
         try:
-            for _ in models.start(last.source, last.runtime, last.drafts):
+            for _ in self.models.start(last.source, last.runtime, last.drafts):
                 pass
         except EngineDied:
             # That is told to `revive` as well, which waits for this one to be over.
@@ -169,15 +179,14 @@ class Revival:
         except StrataError as error:
             self.tell(f"{last.name} was not loaded again. {error}")
         else:
-            if session.engine.state.drafts:
-                session.stacks.spec = last.spec
-            for notice in models.notices:
+            if self.engine.state.drafts:
+                self.stacks.spec = last.spec
+            for notice in self.models.notices:
                 self.tell(notice)
         self.loading = False
 
-    def tell(self, notice: str) -> None:
-        """A notice for whoever has used the app by now."""
-        session = self.session
-        users = [*list(session.answered), *list(session.runs.known)]
-        for owner in {OWNER, *(owner for owner, _ in users)}:
-            session.report(owner, notice)
+
+def end_hung(engine: Engine) -> None:
+    """End a process that did not end an answer when it was told to."""
+    if isinstance(engine, Mortal):
+        engine.kill("The engine did not stop when it was told to, and was ended.")

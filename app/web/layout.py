@@ -103,7 +103,7 @@ def css() -> str:
 
 def header(session: Session, notices: Sequence[str]) -> str:
     """Logo, name, model, and what the user should know about it; all of it escaped."""
-    info, models = session.info, session.models
+    info, models = session.current.info, session.models
     facts = facts_of(session) if models.there else []
     loading = models.loading
     if loading:
@@ -134,19 +134,18 @@ def brand(model: str, facts: Sequence[str] = ()) -> str:
 
 def facts_of(session: Session) -> list[str]:
     """What the header says of the loaded model."""
-    info = session.info
+    info = session.current.info
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
-    if session.plain.tokens_per_second:
-        facts.append(
-            f"plain {session.plain.tokens_per_second:,.0f} tok/s, measured {session.plain.when}"
-        )
+    plain = session.current.plain
+    if plain.tokens_per_second:
+        facts.append(f"plain {plain.tokens_per_second:,.0f} tok/s, measured {plain.when}")
     return facts
 
 
 def invitation(session: Session) -> str:
     """What the empty composer says."""
-    name = session.info.name
+    name = session.current.info.name
     if session.models.there:
         return chat.invitation(name)
     if session.models.loading:
@@ -164,7 +163,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
         # Pages that open later begin with this too, so it says nothing that passes.
-        name = brand(session.info.name)
+        name = brand(session.current.info.name)
         head = gr.HTML(name, elem_id="header", apply_default_css=False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
         leave = gr.Button("Log out", size="sm", elem_id="log-out", visible=password)
@@ -235,7 +234,7 @@ def following(
         compared: str,
         conversation: str | None,
     ) -> dict[Any, Any]:
-        models, wanted = session.models, session.info.sampling
+        models, wanted = session.models, session.current.info.sampling
         now = (repr((models.source, models.runtime)) if models.there else "", wanted)
         if now == before:
             return {shown: gr.skip()}

@@ -41,5 +41,5 @@ def told() -> Iterator[None]:
 
 def pass_on(session: Session, owner: str) -> None:
     """Show what went wrong aside from the answer itself."""
-    for notice in session.take_notices(owner):
+    for notice in session.notices.take(owner):
         warn(notice)

@@ -141,8 +141,8 @@ def preferences(method: str, drafting: Drafting = METHODS["hd"].drafting) -> Pre
 
 
 def ask(session: Session, chosen: Preferences) -> tuple[str, Update]:
-    conversation = session.say(OWNER, None, "hello there")
-    *_, last = session.answer(OWNER, conversation, chosen)
+    conversation = session.chat.say(OWNER, None, "hello there")
+    *_, last = session.answering.answer(OWNER, conversation, chosen)
     return conversation, last
 
 
@@ -421,10 +421,10 @@ def test_draft_models_change_no_word_of_an_answer(
 ) -> None:
     _, plain = ask(session, preferences("plain"))
     conversation, update = ask(session, preferences(method))
-    assert update.text == plain.text and session.take_notices(OWNER) == []
-    *_, proof = session.prove(OWNER, conversation)
+    assert update.text == plain.text and session.notices.take(OWNER) == []
+    *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
-    *_, last = session.compare(OWNER, "hello there", "", preferences(method), 2)
+    *_, last = session.proofs.compare(OWNER, "hello there", "", preferences(method), 2)
     assert len(last.pairs) == 2 and last.same_text
     assert [timed.tokens for timed in last.pairs[0]][0] == [
         replace(token, source="target", match_length=0) for token in last.pairs[0][1].tokens
@@ -438,7 +438,7 @@ def test_drafted_tokens_say_who_drafted_them_and_are_stored_so(
     found = {piece.source for piece in update.pieces} - {"target"}
     assert found and found <= {DRAFT + "small", DRAFT + "mid"}
     assert set(update.metrics.levels) == {DRAFT + "small", DRAFT + "mid"}
-    stored = session.conversations(OWNER).messages(conversation)[1].pieces
+    stored = session.chat.conversations(OWNER).messages(conversation)[1].pieces
     assert stored == tuple(update.pieces)
 
 
@@ -450,7 +450,7 @@ def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
     points = dict(curve.points)
     for method in ("hsd", "hsd:small@4"):
         assert loaded.curve_of(preferences(method).chosen()) is curve
-        list(session.compare(OWNER, "hello there", "", preferences(method), 1))
+        list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
         assert curve.points == points and session.costs.record is None
     ask(session, preferences("hsd:small@4"))
     assert session.costs.record == loaded.costs and loaded.costs.points != points
@@ -466,7 +466,7 @@ def test_missing_models_are_told_before_anything_is_lost(
     with pytest.raises(SettingError, match="none is loaded"):
         ask(session, preferences(method))
     with pytest.raises(SettingError, match="none is loaded"):
-        list(session.compare(OWNER, "hello", "", preferences(method), 1))
+        list(session.proofs.compare(OWNER, "hello", "", preferences(method), 1))
     session.stacks.load(shelf.sources("small"))
     with pytest.raises(SettingError, match="not profiled"):
         session.stacks.check(chosen, sampling)
@@ -494,22 +494,23 @@ def test_a_draft_model_that_fails_costs_speed_only(
     monkeypatch.setattr(ToyBackend, "score", fail)
     _, update = ask(session, preferences("hsd:small@4/mid@3"))
     assert update.text == plain.text
-    (notice,) = session.take_notices(OWNER)
+    (notice,) = session.notices.take(OWNER)
     assert "out of memory" in notice and "not affected" in notice
 
 
 def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: Stacks) -> None:
     rejection = Drafting(rule="rejection")
     conversation, _ = ask(session, preferences("hsd:small@4", rejection))
-    *_, proof = session.prove(OWNER, conversation)
+    *_, proof = session.proofs.prove(OWNER, conversation)
     assert not proof.same_text and proof.speedup.whole and proof.speedup.decoding
-    *_, last = session.compare(OWNER, "hello there", "", preferences("hsd:small@4", rejection), 1)
+    stack = preferences("hsd:small@4", rejection)
+    *_, last = session.proofs.compare(OWNER, "hello there", "", stack, 1)
     assert not last.same_text
     cold = preferences("hsd:small@4", rejection)
     cold = replace(cold, generation=Generation(Sampling(0.0), 60))
-    conversation = session.say(OWNER, None, "hello there")
-    list(session.answer(OWNER, conversation, cold))
-    *_, proof = session.prove(OWNER, conversation)
+    conversation = session.chat.say(OWNER, None, "hello there")
+    list(session.answering.answer(OWNER, conversation, cold))
+    *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.same_text and proof.verdict is not None and proof.verdict.identical
 
 
@@ -532,7 +533,7 @@ def test_draft_models_start_every_run_with_an_empty_cache(
         return prefill(tokens, cancelled)
 
     monkeypatch.setattr(small, "prefill", read)
-    list(session.compare(OWNER, "hello there", "", preferences("hsd:small@4"), 2))
+    list(session.proofs.compare(OWNER, "hello there", "", preferences("hsd:small@4"), 2))
     assert known == [0, 0]
     measure(session, Drafting(), "small@4")
     assert len(known) > 2 + len(TEXTS) and not any(known)
@@ -597,12 +598,12 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
     prefill = draft.prefill
 
     def reading(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
-        session.stop(OWNER, conversation)
+        session.runs.stop(OWNER, conversation)
         heard.append(cancelled())
         return prefill(tokens, cancelled)
 
     monkeypatch.setattr(draft, "prefill", reading)
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     method = Preferences(Generation(SAMPLING, 50), "single:small", fresh_seed=False)
-    *_, last = session.answer(OWNER, conversation, method)
+    *_, last = session.answering.answer(OWNER, conversation, method)
     assert isinstance(last, Update) and last.finish == "cancelled" and heard == [True]

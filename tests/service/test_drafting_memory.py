@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from app.service.history import PROVABLE
 from app.service.latest import Latest
 from app.service.preferences import Preferences
-from app.service.session import PROVABLE, Session
+from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import SLACK, ContextTier
@@ -34,10 +35,10 @@ def session(db: Database) -> Session:
 
 def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = None) -> str:
     """An answer in a new conversation, or in one that is there."""
-    conversation = session.say(owner, conversation, "hello there")
+    conversation = session.chat.say(owner, conversation, "hello there")
     generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=60)
     chosen = Preferences(generation, fresh_seed=False)
-    for _ in session.answer(owner, conversation, chosen):
+    for _ in session.answering.answer(owner, conversation, chosen):
         pass
     return conversation
 
@@ -70,9 +71,9 @@ def test_what_was_dropped_is_as_it_was_when_it_is_needed_again(
     assert list(memory(session).past_answers) == ["bob"]
     assert [who for who, _ in known.conversations] == ["bob"]
     # Plain decoding has no drafters, so nothing is learned on top.
-    drafted = session.say("ann", conversation, "hello there")
+    drafted = session.chat.say("ann", conversation, "hello there")
     plain = Preferences(Generation(Sampling(seed=1), max_tokens=1), "plain", fresh_seed=False)
-    for _ in session.answer("ann", drafted, plain):
+    for _ in session.answering.answer("ann", drafted, plain):
         pass
     again = past_answers(session, "ann")
     assert again is not before and dict(again.tier.grams()) == grams
@@ -100,7 +101,7 @@ def test_an_owner_who_only_compares_takes_room_of_others(session: Session) -> No
     ask(session, "ann")
     memory(session).limit = 1
     chosen = Preferences(Generation(Sampling(seed=1), max_tokens=4), fresh_seed=False)
-    for _ in session.compare("bob", "hello there", "", chosen, 1):
+    for _ in session.proofs.compare("bob", "hello there", "", chosen, 1):
         pass
     assert list(memory(session).past_answers) == ["bob"]
 
@@ -215,7 +216,7 @@ def test_everything_that_grows_is_counted(session: Session) -> None:
 def test_answers_that_can_be_proved_are_few(session: Session) -> None:
     """Each is held with all its steps."""
     asked = [("ann", ask(session, "ann")) for _ in range(PROVABLE + 3)]
-    assert list(session.answered) == asked[3:]
+    assert list(session.history.last) == asked[3:]
 
 
 def test_a_past_that_was_read_takes_little_more_than_its_counts(db: Database) -> None:
@@ -239,10 +240,10 @@ def test_of_many_browsers_the_latest_are_remembered() -> None:
 
 def test_notices_of_owners_who_never_come_back_are_forgotten(session: Session) -> None:
     for number in range(2 * Latest.LIMIT):
-        session.report(f"owner {number}", "The disk is full.")
-    assert len(session.notices) == Latest.LIMIT
-    session.report(f"owner {2 * Latest.LIMIT - 1}", "The disk is full.")
-    assert session.take_notices(f"owner {2 * Latest.LIMIT - 1}") == ["The disk is full."]
+        session.notices.report(f"owner {number}", "The disk is full.")
+    assert len(session.notices.waiting) == Latest.LIMIT
+    session.notices.report(f"owner {2 * Latest.LIMIT - 1}", "The disk is full.")
+    assert session.notices.take(f"owner {2 * Latest.LIMIT - 1}") == ["The disk is full."]
 
 
 def test_resident_memory_is_flat_over_200_conversations_and_50_owners() -> None:

@@ -93,12 +93,12 @@ def ready(session: Session) -> bool:
 
 
 def ask(session: Session) -> Answer:
-    conversation = session.say(OWNER, None, "hello there " * 20)
+    conversation = session.chat.say(OWNER, None, "hello there " * 20)
     return session.generations.start(OWNER, conversation, CHOSEN)
 
 
 def stored(session: Session, answer: Answer) -> str:
-    messages = session.conversations(OWNER).messages(answer.conversation)
+    messages = session.chat.conversations(OWNER).messages(answer.conversation)
     return messages[1].content if len(messages) > 1 else ""
 
 

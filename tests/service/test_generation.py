@@ -37,12 +37,12 @@ def ended(answer: Answer) -> Answer:
 
 
 def test_an_answer_is_complete_though_nobody_watches(session: Session) -> None:
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     answer = ended(session.generations.start(OWNER, conversation, preferences()))
     assert answer.update is not None and answer.update.finish == "length" and not answer.error
     assert texts(session, conversation) == ["hello there", answer.update.text]
     assert answer.tokens == 60 and answer.update.metrics.forwards > 20
-    (_, stored) = session.conversations(OWNER).messages(conversation)
+    (_, stored) = session.chat.conversations(OWNER).messages(conversation)
     assert stored.id == answer.message_id and stored.run_id
 
 
@@ -51,7 +51,7 @@ def test_it_is_found_while_it_is_under_way_and_known_by_its_token_after(
 ) -> None:
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     answer = session.generations.start(OWNER, conversation, preferences())
     assert session.generations.find(OWNER, conversation) is answer
     assert session.generations.find("other", conversation) is None
@@ -66,11 +66,11 @@ def test_it_is_found_while_it_is_under_way_and_known_by_its_token_after(
 
 
 def test_stop_ends_it_and_what_there_is_of_it_stays(session: Session, toy: Held) -> None:
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     toy.allow(3)
     answer = session.generations.start(OWNER, conversation, preferences("plain", 500))
     assert soon(lambda: toy.allowed[0] == 0)
-    session.stop(OWNER, conversation)
+    session.runs.stop(OWNER, conversation)
     toy.allow()
     update = ended(answer).update
     assert update is not None and update.finish == "cancelled"

@@ -53,9 +53,9 @@ def answers(session: Session, seed: int) -> Iterator[tuple[int, str]]:
     conversation, number = None, 0
     while True:
         text = f"Message {number} of {seed}."
-        conversation = session.say(OWNER, conversation, text)
+        conversation = session.chat.say(OWNER, conversation, text)
         yield -1 - number, text
-        for update in session.answer(OWNER, conversation, chosen):
+        for update in session.answering.answer(OWNER, conversation, chosen):
             yield number, update.text
         number += 1
 
@@ -166,7 +166,7 @@ def outcome(killed: Killed) -> Outcome:
         for check in ("integrity_check", "foreign_key_check"):
             found = db.execute_read(f"PRAGMA {check}")
             problems += [str(row) for row in found if row != ("ok",)]
-        store = Session(Local(backend=ToyBackend()), db).conversations(OWNER)
+        store = Session(Local(backend=ToyBackend()), db).chat.conversations(OWNER)
         stored = [message for item in store.list() for message in store.messages(item.id)]
     said = {n: text for _, n, text in shown if isinstance(n, int) and n < 0}
     texts = {2 * (-1 - number): text for number, text in said.items()}

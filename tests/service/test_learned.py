@@ -1,14 +1,12 @@
 """What answers teach: kept per owner and model, wiped as one, never mixed up with a fresh start."""
 
-from typing import Any
-
 import pytest
 
 from app.service.preferences import Preferences
 from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
-from engine.engine import StoredPastAnswers, WantedPastAnswers
+from engine.engine import StoredPastAnswers
 from engine.errors import StorageError
 from engine.local import Local
 from engine.settings import Generation, Sampling
@@ -36,8 +34,8 @@ def session(db: Database, toy: Held) -> Session:
 
 
 def ask(session: Session, owner: str = OWNER, method: str = "hd") -> str:
-    conversation = session.say(owner, None, "hello there")
-    list(session.answer(owner, conversation, CHOSEN.with_method(method)))
+    conversation = session.chat.say(owner, None, "hello there")
+    list(session.answering.answer(owner, conversation, CHOSEN.with_method(method)))
     return conversation
 
 
@@ -50,7 +48,7 @@ def test_trust_is_stored_after_an_answer_and_there_after_a_restart(
     assert sorted(rows) == sorted(past_answers(session).calibration.rows())
     later = Session(Local(backend=ToyBackend()), db)
     conversation = ask(later)
-    assert sorted(later.answered[OWNER, conversation].calibration) == sorted(rows)
+    assert sorted(later.history.last[OWNER, conversation].calibration) == sorted(rows)
     assert sum(row.reached for row in stored(db)) > sum(row.reached for row in rows)
 
 
@@ -66,7 +64,7 @@ def test_owners_teach_each_other_nothing(session: Session, db: Database) -> None
     assert stored(db, "ann") and not stored(db, "bob")
     before, known = stored(db, "ann"), past_answers(session, "ann").tier.size
     conversation = ask(session, "bob")
-    assert session.answered["bob", conversation].calibration == ()
+    assert session.history.last["bob", conversation].calibration == ()
     assert stored(db, "ann") == before
     assert past_answers(session, "ann").tier.size == known
     assert past_answers(session, "bob").tier.size == ModelNgrams(db, "bob", "toy").rows()
@@ -79,11 +77,11 @@ def test_plain_answers_teach_nothing_about_the_evidence(session: Session, db: Da
 
 def test_wiping_the_model_tier_wipes_the_trust(session: Session, db: Database) -> None:
     ask(session)
-    session.wipe_model(OWNER)
+    session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     assert stored(db) == [] and ModelNgrams(db, OWNER, "toy").rows() == 0
     assert not memory(session).past_answers and not memory(session).conversations
     conversation = ask(session)
-    answer = session.answered[OWNER, conversation]
+    answer = session.history.last[OWNER, conversation]
     assert answer.calibration == () and not answer.run.metrics.accepted.get("model")
     assert past_answers(session).tier.size == ModelNgrams(db, OWNER, "toy").rows()
 
@@ -97,13 +95,13 @@ def wiped(session: Session, db: Database) -> bool:
 def test_an_answer_under_way_does_not_bring_back_what_was_wiped(
     session: Session, db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     ask(session)
-    conversation = session.say(OWNER, None, "something else")
-    updates = session.answer(OWNER, conversation, CHOSEN)
+    conversation = session.chat.say(OWNER, None, "something else")
+    updates = session.answering.answer(OWNER, conversation, CHOSEN)
     toy.allow(1)
     next(updates)
-    session.wipe_model(OWNER)
+    session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     toy.allow()
     *_, last = updates
     assert isinstance(last, Update) and last.finish and wiped(session, db)
@@ -118,20 +116,18 @@ def test_a_wipe_while_the_past_is_read_leaves_nothing_of_it(
     """The engine has asked for it, and not had it yet."""
     ask(session)
     later = Session(Local(backend=ToyBackend()), db)
-    recall = later.recall
+    recall = later.past_answers.recall
 
-    def wiping(wanted: Any, *whose: str) -> Any:
-        if not isinstance(wanted, WantedPastAnswers):
-            return recall(wanted, *whose)
+    def wiping(owner: str, fingerprint: str) -> StoredPastAnswers:
         if moment == "before":
-            later.wipe_model(OWNER)
-        found = recall(wanted, *whose)
+            later.past_answers.wipe(OWNER, later.current.info.fingerprint)
+        found = recall(owner, fingerprint)
         if moment == "after":
-            later.wipe_model(OWNER)
+            later.past_answers.wipe(OWNER, later.current.info.fingerprint)
         assert (found == StoredPastAnswers()) is (moment == "before")
         return found
 
-    monkeypatch.setattr(later, "recall", wiping)
+    monkeypatch.setattr(later.past_answers, "recall", wiping)
     ask(later)
     assert wiped(later, db)
 
@@ -140,34 +136,34 @@ def test_an_answer_that_waited_through_a_wipe_is_learned(
     session: Session, db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins after it, from nothing."""
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     ask(session)
-    first, second = (session.say(OWNER, None, text) for text in ("one", "two"))
-    updates = session.answer(OWNER, first, CHOSEN)
+    first, second = (session.chat.say(OWNER, None, text) for text in ("one", "two"))
+    updates = session.answering.answer(OWNER, first, CHOSEN)
     toy.allow(1)
     next(updates)
-    waiting = session.answer(OWNER, second, CHOSEN)
+    waiting = session.answering.answer(OWNER, second, CHOSEN)
     next(waiting)
-    session.wipe_model(OWNER)
+    session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     toy.allow()
     list(updates)
     assert stored(db) == []
     list(waiting)
-    assert session.answered[OWNER, second].calibration == ()
+    assert session.history.last[OWNER, second].calibration == ()
     rows = ModelNgrams(db, OWNER, "toy").rows()
     assert stored(db) and rows == past_answers(session).tier.size > 0
 
 
 def test_only_the_models_thread_touches_what_is_in_memory(session: Session, toy: Held) -> None:
     """What another thread forgets stays for the run that uses it."""
-    conversation = session.say(OWNER, None, "hello there")
-    updates = session.answer(OWNER, conversation, CHOSEN)
+    conversation = session.chat.say(OWNER, None, "hello there")
+    updates = session.answering.answer(OWNER, conversation, CHOSEN)
     toy.allow(2)
     next(updates)
     used = local(session).loaded.memory
     rooms, pasts = dict(used.conversations), dict(used.past_answers)
-    session.wipe_context(OWNER, conversation)
-    session.wipe_model(OWNER)
+    session.stores.wipe_context(OWNER, conversation)
+    session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     assert rooms and pasts and (used.conversations, used.past_answers) == (rooms, pasts)
     toy.allow()
     list(updates)
@@ -187,7 +183,7 @@ def test_trust_that_could_not_be_read_is_not_overwritten(
     with monkeypatch.context() as patch:
         patch.setattr(CalibrationStore, "load", locked)
         ask(later)
-    assert later.take_notices(OWNER) == ["strata.db is locked by another program."]
+    assert later.notices.take(OWNER) == ["strata.db is locked by another program."]
     assert stored(db) == rows
 
 
@@ -197,4 +193,4 @@ def test_damaged_rows_do_not_keep_an_owner_from_chatting(session: Session, db: D
         handle.execute("UPDATE calibrations SET reached = 'many', trusted = -1")
     later = Session(Local(backend=ToyBackend()), db)
     ask(later)
-    assert later.take_notices(OWNER) == [] and stored(db)
+    assert later.notices.take(OWNER) == [] and stored(db)

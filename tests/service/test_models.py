@@ -56,7 +56,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "engine.hsd.measure.measure_costs", lambda backend, seconds: measure(backend)
     )
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     monkeypatch.setattr("app.service.comparison.UPDATE_SECONDS", 0.0)
 
 
@@ -204,8 +204,8 @@ def preferences(method: str = "hd", tokens: int = 60, budget: str = "adaptive") 
 def ask(
     session: Session, text: str = "hello there", method: str = "hd", budget: str = "adaptive"
 ) -> Update:
-    conversation = session.say(OWNER, None, text)
-    *_, last = session.answer(OWNER, conversation, preferences(method, budget=budget))
+    conversation = session.chat.say(OWNER, None, text)
+    *_, last = session.answering.answer(OWNER, conversation, preferences(method, budget=budget))
     return last
 
 
@@ -234,7 +234,7 @@ def test_the_text_is_that_of_a_program_that_started_with_the_model(
     for name in ("two", "three", "one"):
         told(session, shop.source(name))
         texts.append(ask(session).text)
-        assert session.info.name == name and session.models.source == shop.source(name)
+        assert session.current.info.name == name and session.models.source == shop.source(name)
     assert texts[0] == texts[3] and len(set(texts)) == 3
     for name, text in zip(("one", "two", "three"), texts, strict=False):
         with Database() as db:
@@ -243,21 +243,21 @@ def test_the_text_is_that_of_a_program_that_started_with_the_model(
 
 
 def test_conversations_stay_and_go_on_with_the_other_model(session: Session, shop: Shop) -> None:
-    conversation = session.say(OWNER, None, "hello")
-    list(session.answer(OWNER, conversation, preferences()))
-    before = session.conversations(OWNER).messages(conversation)
+    conversation = session.chat.say(OWNER, None, "hello")
+    list(session.answering.answer(OWNER, conversation, preferences()))
+    before = session.chat.conversations(OWNER).messages(conversation)
     told(session, shop.source("two"))
-    assert session.conversations(OWNER).messages(conversation) == before
-    session.say(OWNER, conversation, "and more")
-    *_, last = session.answer(OWNER, conversation, preferences())
-    messages = session.conversations(OWNER).messages(conversation)
+    assert session.chat.conversations(OWNER).messages(conversation) == before
+    session.chat.say(OWNER, conversation, "and more")
+    *_, last = session.answering.answer(OWNER, conversation, preferences())
+    messages = session.chat.conversations(OWNER).messages(conversation)
     assert messages[:2] == before and messages[3].content == last.text
     with Database() as db:
         fresh = shop.session(db, "two")
-        copy = fresh.conversations(OWNER).create().id
+        copy = fresh.chat.conversations(OWNER).create().id
         for message in messages[:3]:
-            fresh.conversations(OWNER).append(copy, message.role, message.content)
-        assert [*fresh.answer(OWNER, copy, preferences("plain"))][-1].text == last.text
+            fresh.chat.conversations(OWNER).append(copy, message.role, message.content)
+        assert [*fresh.answering.answer(OWNER, copy, preferences("plain"))][-1].text == last.text
 
 
 def remembered(session: Session) -> int | None:
@@ -273,15 +273,15 @@ def context(session: Session, conversation: str) -> list[int]:
 
 def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db: Database) -> None:
     (shop.root / "two.gguf").write_text("other tokens")
-    conversation = session.say(OWNER, None, "hello")
-    list(session.answer(OWNER, conversation, preferences()))
+    conversation = session.chat.say(OWNER, None, "hello")
+    list(session.answering.answer(OWNER, conversation, preferences()))
     rows = ModelNgrams(db, OWNER, "one").rows()
     assert rows and remembered(session) == rows
     log = ContextStore(db, OWNER).load(conversation, "bytes")
     told(session, shop.source("two"))
     assert remembered(session) is None and not local(session).loaded.memory.conversations
-    session.drop_answer(OWNER, conversation)
-    list(session.answer(OWNER, conversation, preferences()))
+    session.chat.drop_answer(OWNER, conversation)
+    list(session.answering.answer(OWNER, conversation, preferences()))
     others = ModelNgrams(db, OWNER, "two").rows()
     assert others and remembered(session) == others
     assert ModelNgrams(db, OWNER, "one").rows() == rows
@@ -289,23 +289,23 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
         conversation, "other tokens"
     )
     told(session, shop.source("one"))
-    list(session.compare(OWNER, "hello", "", preferences(tokens=1), 1))
+    list(session.proofs.compare(OWNER, "hello", "", preferences(tokens=1), 1))
     assert remembered(session) == rows, "a comparison teaches nothing"
-    session.drop_answer(OWNER, conversation)
-    list(session.answer(OWNER, conversation, preferences()))
+    session.chat.drop_answer(OWNER, conversation)
+    list(session.answering.answer(OWNER, conversation, preferences()))
     assert log and context(session, conversation)[: len(log)] == log
 
 
 def test_costs_and_speed_are_those_of_the_loaded_model(session: Session, shop: Shop) -> None:
     first = session.costs.record
     assert first is not None and first == local(session).loaded.costs
-    assert session.plain.tokens_per_second > 0
-    session.plain = UNMEASURED
+    assert session.current.plain.tokens_per_second > 0
+    session.current.plain = UNMEASURED
     words = [progress.words for progress in told(session, shop.source("two"))]
     assert "Measuring two …" in words and words[-1] == "two is loaded."
     second = session.costs.record
     assert second is not None and second == local(session).loaded.costs != first
-    assert session.plain.tokens_per_second > 0
+    assert session.current.plain.tokens_per_second > 0
     again = [progress.words for progress in told(session, shop.source("one"))]
     assert "Measuring one …" not in again, "its costs are stored"
     assert session.costs.record == local(session).loaded.costs == first
@@ -326,7 +326,7 @@ def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_
 
     def connections(tokenizer: str) -> list[Callable[[], object]]:
         """Those of the engine, and of the tab that shows the table."""
-        tables = local(session).table, session.statistics
+        tables = local(session).table, session.current.statistics
         for table in tables:
             assert isinstance(table, StatisticsTable) and table.meta["tokenizer"] == tokenizer
         return [partial(table.connection.execute, "SELECT 1") for table in tables]
@@ -341,7 +341,7 @@ def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_
     for opened in second:
         opened()
     told(session, shop.source("three"))
-    assert local(session).table is session.statistics is None and ask(session).text
+    assert local(session).table is session.current.statistics is None and ask(session).text
     (notice,) = session.models.notices
     assert "cannot be used" in notice and "third" in notice
     for closed in second:
@@ -356,21 +356,23 @@ def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -
     documents = [np.frombuffer(b"hello there, hello there" * 20, np.uint8).astype(np.uint32)]
     build(documents, path, "bytes", VOCABULARY, "a title", 1 << 20)
     session = shop.session(db)
-    table: StatisticsTable | None = session.statistics
+    table: StatisticsTable | None = session.current.statistics
     told(session, shop.source("two"))
-    assert table is not None and list(table.top(3)) and session.statistics is None
+    assert table is not None and list(table.top(3)) and session.current.statistics is None
 
 
 @pytest.mark.parametrize("method", ["hd", "plain", "hd-published", "lookup"])
 def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, method: str) -> None:
-    conversation = session.say(OWNER, None, "hello there")
-    list(session.answer(OWNER, conversation, preferences(method)))
-    list(session.prove(OWNER, conversation))
+    conversation = session.chat.say(OWNER, None, "hello there")
+    list(session.answering.answer(OWNER, conversation, preferences(method)))
+    list(session.proofs.prove(OWNER, conversation))
     if method != "plain":
-        list(session.compare(OWNER, "hello there", "", preferences(method), 1))
+        list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
     session.stacks.load([shop.source("draft")])
     list(session.stacks.profile(Sampling(), ("hello there",), 8))
-    left = session.answer(OWNER, session.say(OWNER, None, "left"), preferences(method))
+    left = session.answering.answer(
+        OWNER, session.chat.say(OWNER, None, "left"), preferences(method)
+    )
     next(left)
     left.close()  # type: ignore[attr-defined]
     del left
@@ -382,11 +384,11 @@ def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, met
 def test_what_an_answer_left_open_cannot_be_proved_with_another_model(
     session: Session, shop: Shop
 ) -> None:
-    conversation = session.say(OWNER, None, "hello")
-    list(session.answer(OWNER, conversation, preferences()))
+    conversation = session.chat.say(OWNER, None, "hello")
+    list(session.answering.answer(OWNER, conversation, preferences()))
     told(session, shop.source("two"))
     with pytest.raises(Exception, match="no answer of this session"):
-        list(session.prove(OWNER, conversation))
+        list(session.proofs.prove(OWNER, conversation))
 
 
 # room in memory
@@ -399,7 +401,7 @@ def test_a_model_that_fits_beside_the_other_is_read_first(
     load = shop.load
 
     def watched(source: str, runtime: Runtime) -> Backend:
-        seen.append(session.info.name + type(loaded(session)).__name__)
+        seen.append(session.current.info.name + type(loaded(session)).__name__)
         return load(source, runtime)
 
     local(session).loaders = replace(local(session).loaders, load=watched)
@@ -428,7 +430,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, 
 
 def test_a_need_that_is_not_known_refuses_nothing(session: Session) -> None:
     told(session, "strange")
-    assert session.info.name == "strange" and ask(session).text
+    assert session.current.info.name == "strange" and ask(session).text
 
 
 # failures
@@ -475,8 +477,8 @@ def test_a_model_that_cannot_answer_counts_as_one_that_failed(
 
 
 def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: Shop) -> None:
-    conversation = session.say(OWNER, None, "hello")
-    list(session.answer(OWNER, conversation, preferences()))
+    conversation = session.chat.say(OWNER, None, "hello")
+    list(session.answering.answer(OWNER, conversation, preferences()))
     shop.room = 50
     shop.broken |= {shop.source("one"), shop.source("two")}
     words = fails(session, shop.source("two"))
@@ -484,15 +486,15 @@ def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: S
     assert "load one in the Models tab" in words and shop.alive == []
     assert session.models.source == "" and not session.models.demonstration
     for reach in (
-        lambda: session.say(OWNER, conversation, "more"),
-        lambda: list(session.compare(OWNER, "hello", "", preferences(), 1)),
-        session.measure_costs,
+        lambda: session.chat.say(OWNER, conversation, "more"),
+        lambda: list(session.proofs.compare(OWNER, "hello", "", preferences(), 1)),
+        session.costs.measure,
         lambda: session.stacks.load([shop.source("draft")]),
         lambda: loaded(session).detokenize([1]),
     ):
         with pytest.raises(ModelError):
             reach()
-    assert len(session.conversations(OWNER).messages(conversation)) == 2
+    assert len(session.chat.conversations(OWNER).messages(conversation)) == 2
     told(session, shop.source("three"))
     assert ask(session).text and shop.alive == ["three"]
 
@@ -626,8 +628,8 @@ def test_a_load_that_has_begun_is_not_stopped(session: Session, shop: Shop, room
 def test_an_answer_under_way_ends_and_is_kept(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversation, gate = session.say(OWNER, None, "hello"), held(monkeypatch)
-    updates = session.answer(OWNER, conversation, preferences("plain", tokens=200))
+    conversation, gate = session.chat.say(OWNER, None, "hello"), held(monkeypatch)
+    updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=200))
     first = next(updates)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
@@ -636,10 +638,10 @@ def test_an_answer_under_way_ends_and_is_kept(
     *_, last = updates
     assert last.finish == "cancelled" and last.text.startswith(first.text)
     list(loading)
-    assert session.info.name == "two"
-    assert session.conversations(OWNER).messages(conversation)[1].content == last.text
-    session.drop_answer(OWNER, conversation)
-    *_, again = session.answer(OWNER, conversation, preferences())
+    assert session.current.info.name == "two"
+    assert session.chat.conversations(OWNER).messages(conversation)[1].content == last.text
+    session.chat.drop_answer(OWNER, conversation)
+    *_, again = session.answering.answer(OWNER, conversation, preferences())
     assert again.finish == "length", "a stop counts once"
 
 
@@ -648,14 +650,14 @@ def test_measurements_under_way_end_too(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     session.stacks.load([shop.source("draft")])
-    conversation = session.say(OWNER, None, "hello")
-    list(session.answer(OWNER, conversation, preferences()))
+    conversation = session.chat.say(OWNER, None, "hello")
+    list(session.answering.answer(OWNER, conversation, preferences()))
     gate = held(monkeypatch, steps=20)
     if work == "profile":
         gate.set()  # It measures costs first.
     running: Iterator[object] = {
-        "compare": lambda: session.compare(OWNER, "hello", "", preferences(), 50),
-        "prove": lambda: session.prove(OWNER, conversation),
+        "compare": lambda: session.proofs.compare(OWNER, "hello", "", preferences(), 50),
+        "prove": lambda: session.proofs.prove(OWNER, conversation),
         "profile": lambda: session.stacks.profile(Sampling(), ("hello there",), 500),
     }[work]()
     next(running)
@@ -680,8 +682,8 @@ def test_a_proof_that_another_model_ends_says_so(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a pair: what it had seen by then is not enough."""
-    conversation = session.say(OWNER, None, "hello")
-    list(session.answer(OWNER, conversation, preferences()))
+    conversation = session.chat.say(OWNER, None, "hello")
+    list(session.answering.answer(OWNER, conversation, preferences()))
     shop.broken.add(shop.source("two"))
     engine, gate, streams = local(session), held(monkeypatch, steps=0), list[Stream[Event]]()
     generate = engine.generate
@@ -695,7 +697,7 @@ def test_a_proof_that_another_model_ends_says_so(
     monkeypatch.setattr(engine, "generate", begun)
     gate.set()
     with ThreadPoolExecutor(1) as pool:
-        proof = pool.submit(list, session.prove(OWNER, conversation))
+        proof = pool.submit(list, session.proofs.prove(OWNER, conversation))
         assert gate.reached.wait(10)
         loading = session.models.load(shop.source("two"))
         next(loading)
@@ -711,16 +713,16 @@ def test_who_waits_is_answered_by_the_new_model(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is exchanged while two answers wait: both are wholly of one model."""
-    conversations = [session.say(OWNER, None, "hello there") for _ in range(3)]
+    conversations = [session.chat.say(OWNER, None, "hello there") for _ in range(3)]
     texts: dict[str, str] = {}
     gate = held(monkeypatch)
-    running = session.answer(OWNER, conversations[0], preferences("plain", tokens=200))
+    running = session.answering.answer(OWNER, conversations[0], preferences("plain", tokens=200))
     next(running)
     loading = session.models.load(shop.source("two"))
     next(loading)
 
     def answer(conversation: str) -> None:
-        *_, last = session.answer(OWNER, conversation, preferences())
+        *_, last = session.answering.answer(OWNER, conversation, preferences())
         texts[conversation] = last.text
 
     waiting = [threading.Thread(target=answer, args=[c]) for c in conversations[1:]]
@@ -769,7 +771,7 @@ def test_a_load_that_nobody_watches_goes_on(session: Session, shop: Shop) -> Non
     next(loading)
     loading.close()  # type: ignore[attr-defined]
     with session.models.busy:
-        assert session.info.name == "two"
+        assert session.current.info.name == "two"
 
 
 def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
@@ -782,7 +784,7 @@ def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
     assert "three has to wait" in fails(session, shop.source("three"))
     waits.set()
     list(loading)
-    assert session.info.name == "two"
+    assert session.current.info.name == "two"
 
 
 # what may be asked for
@@ -801,7 +803,7 @@ def test_guests_load_nothing(shop: Shop, db: Database) -> None:
     session = shop.session(db, guests=True)
     with pytest.raises(SettingError, match="others use this app"):
         told(session, shop.source("two"))
-    assert session.info.name == "one"
+    assert session.current.info.name == "one"
 
 
 def test_a_source_without_a_name_is_refused(session: Session) -> None:
@@ -956,7 +958,7 @@ def test_the_embedded_models_take_turns(db: Database, monkeypatch: pytest.Monkey
             texts[name] = ask(started(own, name), "Tell me a story.").text
     assert texts["target"] != texts["mid"]
     session = started(db, "target")
-    assert session.models.demonstration and session.info.name == "tiny-chat"
+    assert session.models.demonstration and session.current.info.name == "tiny-chat"
     assert session.stacks.offered == models.drafts_beside(sources["target"])
     old = weakref.ref(loaded(session))
     assert ask(session, "Tell me a story.").text == texts["target"]
@@ -989,8 +991,8 @@ def test_folders_and_files_take_turns_and_draft_for_each_other(
     small, mid = (str(EMBEDDED.with_name(name)) for name in ("small", "mid"))
     session = Session(Local(), db)
     list(session.models.start(file, cpu))
-    assert session.models.demonstration and session.info.kind == "llama.cpp"
-    assert session.info.name == "tiny-chat"
+    assert session.models.demonstration and session.current.info.kind == "llama.cpp"
+    assert session.current.info.name == "tiny-chat"
     text = ask(session, "Tell me a story.").text
     gain(session, [small, f"{mid}.gguf"])
     old = [weakref.ref(backend) for backend in (loaded(session), *local(session).drafts.values())]

@@ -116,9 +116,9 @@ def test_the_model_is_back_with_its_drafts_and_its_plan(
     stacks.choose("", Sampling(0.8), Drafting(), False)
     stacks.spec = "draft@2"
     text = ask(session, method="hsd:draft@2").text
-    session.take_notices(OWNER)
+    session.notices.take(OWNER)
     end(session, engine)
-    assert engine.restarts == 1 and session.take_notices(OWNER) == [
+    assert engine.restarts == 1 and session.notices.take(OWNER) == [
         f"{REASON} one is being loaded again."
     ]
     assert session.models.source == shop.source("one") and session.models.runtime == RUNTIME
@@ -145,7 +145,7 @@ def test_while_it_comes_back_no_other_model_is_loaded(
         told(session, shop.source("two"))
     goes_on.set()
     engine.settle()
-    assert session.info.name == "one" and not session.models.busy.locked()
+    assert session.current.info.name == "one" and not session.models.busy.locked()
 
 
 def test_what_ends_the_engine_again_while_it_is_loaded_is_given_up(
@@ -153,7 +153,7 @@ def test_what_ends_the_engine_again_while_it_is_loaded_is_given_up(
 ) -> None:
     end(session, engine, lambda wanted: isinstance(wanted, Load))
     assert len(engine.loads) == 2 and engine.restarts == 2 and not engine.state.there
-    first, last = session.take_notices(OWNER)
+    first, last = session.notices.take(OWNER)
     assert "being loaded again" in first
     assert "ended again while one was being loaded" in last and "(SIGSEGV)" in last
     assert "Choose another model, or other settings in the Models tab." in last
@@ -162,7 +162,7 @@ def test_what_ends_the_engine_again_while_it_is_loaded_is_given_up(
     told(session, shop.source("two"))
     assert ask(session).text
     end(session, engine)
-    assert session.info.name == "two", "what another model did is forgotten"
+    assert session.current.info.name == "two", "what another model did is forgotten"
 
 
 def test_draft_models_that_end_the_engine_are_given_up_too(
@@ -171,7 +171,7 @@ def test_draft_models_that_end_the_engine_are_given_up_too(
     session.stacks.load([shop.source("draft")])
     end(session, engine, lambda wanted: not isinstance(wanted, Load))
     assert len(engine.loads) == 2 and not engine.state.there
-    assert "ended again while one was being loaded" in session.take_notices(OWNER)[-1]
+    assert "ended again while one was being loaded" in session.notices.take(OWNER)[-1]
 
 
 @pytest.mark.parametrize("apart", [140.0, 160.0])
@@ -185,7 +185,7 @@ def test_three_ends_within_five_minutes_are_too_many(
         now[0] += apart
     often = apart < 150
     assert engine.state.there != often and engine.restarts == 3
-    last = session.take_notices(OWNER)[-1]
+    last = session.notices.take(OWNER)[-1]
     assert ("ended again within five minutes, for the third time" in last) == often
 
 
@@ -211,7 +211,7 @@ def test_a_first_model_that_ends_the_engine_leaves_none(
     with pytest.raises(EngineDied):
         list(session.models.start(shop.source("one")))
     engine.settle()
-    assert session.take_notices(OWNER) == [
+    assert session.notices.take(OWNER) == [
         f"{REASON} No model is loaded: load one in the Models tab."
     ]
     engine.ends = lambda wanted: False
@@ -224,7 +224,7 @@ def test_a_model_that_cannot_be_read_again_is_told(
 ) -> None:
     shop.broken.add(shop.source("one"))
     end(session, engine)
-    last = session.take_notices(OWNER)[-1]
+    last = session.notices.take(OWNER)[-1]
     assert "one was not loaded again." in last and "the file is damaged" in last
     assert not engine.state.there and not session.models.busy.locked()
 
@@ -233,10 +233,10 @@ def test_everyone_who_has_asked_something_is_told(db: Database, shop: Shop) -> N
     engine = Fragile(shop.loaders())
     session = Session(engine, db, guests=True, loaders=shop.loaders())
     list(session.models.start(shop.source("one")))
-    conversation = session.say("guest:a", None, "hello")
-    list(session.answer("guest:a", conversation, preferences()))
+    conversation = session.chat.say("guest:a", None, "hello")
+    list(session.answering.answer("guest:a", conversation, preferences()))
     end(session, engine)
-    assert "being loaded again" in session.take_notices("guest:a")[0] and ask(session).text
+    assert "being loaded again" in session.notices.take("guest:a")[0] and ask(session).text
 
 
 def test_the_fast_path_is_tried_again(session: Session, engine: Fragile) -> None:
@@ -296,20 +296,20 @@ def test_a_process_that_is_killed_costs_the_rest_of_an_answer(db: Database, remo
     revive = remote.on_death
     assert revive == session.revival.revive
     remote.on_death = lambda reason: (revive(reason), back.set())[0]
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     chosen = Preferences(
         Generation(Sampling(0.8, seed=3), max_tokens=200), "plain", Drafting(), fresh_seed=False
     )
-    answer = session.answer(OWNER, conversation, chosen)
+    answer = session.answering.answer(OWNER, conversation, chosen)
     first = next(answer)
     os.kill(remote.process.pid, signal.SIGKILL)
     with pytest.raises(EngineDied, match="SIGKILL"):
         list(answer)
-    said = session.conversations(OWNER).messages(conversation)[1].content
+    said = session.chat.conversations(OWNER).messages(conversation)[1].content
     shown = first.text.removesuffix("\ufffd")  # type: ignore[union-attr]
     assert shown and said.startswith(shown), "what was shown is kept"
-    assert back.wait(60) and session.info.name == "one" and remote.state.there
-    assert "one is being loaded again" in session.take_notices(OWNER)[0]
-    session.drop_answer(OWNER, conversation)
-    *_, last = session.answer(OWNER, conversation, chosen)
+    assert back.wait(60) and session.current.info.name == "one" and remote.state.there
+    assert "one is being loaded again" in session.notices.take(OWNER)[0]
+    session.chat.drop_answer(OWNER, conversation)
+    *_, last = session.answering.answer(OWNER, conversation, chosen)
     assert last.text.startswith(said.removesuffix("\ufffd"))  # type: ignore[union-attr]

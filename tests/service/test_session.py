@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from app.service.chat import UNTITLED
 from app.service.comparison import Progress
 from app.service.learned import MODEL_GRAMS
 from app.service.preferences import Preferences
 from app.service.proofs import PROOFS
 from app.service.recorder import Update
-from app.service.session import UNTITLED, Session
+from app.service.session import Session
 from app.web.verdicts import proof_line
 from engine.backends.toy import END, ToyBackend
 from engine.decode import decode
@@ -63,8 +64,8 @@ def run(updates: Iterator[Update | Waiting]) -> Update:
 
 
 def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
-    conversation = session.say(OWNER, None, text)
-    return conversation, run(session.answer(OWNER, conversation, preferences(method)))
+    conversation = session.chat.say(OWNER, None, text)
+    return conversation, run(session.answering.answer(OWNER, conversation, preferences(method)))
 
 
 def known(session: Session) -> set[tuple[int, ...]]:
@@ -73,12 +74,12 @@ def known(session: Session) -> set[tuple[int, ...]]:
 
 
 def texts(session: Session, conversation: str, owner: str = OWNER) -> list[str]:
-    return [m.content for m in session.conversations(owner).messages(conversation)]
+    return [m.content for m in session.chat.conversations(owner).messages(conversation)]
 
 
 def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> None:
     conversation, update = ask(session)
-    said, answered = session.conversations(OWNER).messages(conversation)
+    said, answered = session.chat.conversations(OWNER).messages(conversation)
     assert (said.role, said.content) == ("user", "hello there")
     assert answered.content == update.text and update.finish in ("eos", "length")
     assert answered.pieces == tuple(update.pieces)
@@ -89,42 +90,43 @@ def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> No
 
 
 def test_the_first_message_names_the_conversation(session: Session) -> None:
-    conversation = session.say(OWNER, None, " what\n is   this, and why does it go on for so long?")
-    title = session.conversations(OWNER).get(conversation).title
+    long = " what\n is   this, and why does it go on for so long?"
+    conversation = session.chat.say(OWNER, None, long)
+    title = session.chat.conversations(OWNER).get(conversation).title
     assert title.startswith("what is this") and len(title) <= 48
-    named = session.conversations(OWNER).create("Mine").id
-    session.say(OWNER, named, "something else")
-    assert session.conversations(OWNER).get(named).title == "Mine"
+    named = session.chat.conversations(OWNER).create("Mine").id
+    session.chat.say(OWNER, named, "something else")
+    assert session.chat.conversations(OWNER).get(named).title == "Mine"
     assert UNTITLED != "Mine"
 
 
 def test_the_message_is_stored_before_decoding_begins(session: Session) -> None:
-    conversation = session.say(OWNER, None, "hello")
-    session.answer(OWNER, conversation, preferences())
+    conversation = session.chat.say(OWNER, None, "hello")
+    session.answering.answer(OWNER, conversation, preferences())
     assert texts(session, conversation) == ["hello"]
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "x" * 5000])
 def test_a_message_that_cannot_be_answered_stores_nothing(session: Session, text: str) -> None:
     with pytest.raises(PromptError):
-        session.say(OWNER, None, text)
-    assert session.conversations(OWNER).list() == []
+        session.chat.say(OWNER, None, text)
+    assert session.chat.conversations(OWNER).list() == []
 
 
 def test_an_error_while_answering_keeps_the_message(session: Session) -> None:
-    conversation = session.say(OWNER, None, "hello")
-    session.conversations(OWNER).set_system_prompt(conversation, "y" * 5000)
+    conversation = session.chat.say(OWNER, None, "hello")
+    session.chat.conversations(OWNER).set_system_prompt(conversation, "y" * 5000)
     with pytest.raises(PromptError):
-        run(session.answer(OWNER, conversation, preferences()))
+        run(session.answering.answer(OWNER, conversation, preferences()))
     assert texts(session, conversation) == ["hello"]
-    session.conversations(OWNER).set_system_prompt(conversation, "")
-    assert run(session.answer(OWNER, conversation, preferences())).text
+    session.chat.conversations(OWNER).set_system_prompt(conversation, "")
+    assert run(session.answering.answer(OWNER, conversation, preferences())).text
 
 
 def test_a_failing_model_keeps_the_message_and_frees_the_model(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversation = session.say(OWNER, None, "hello")
+    conversation = session.chat.say(OWNER, None, "hello")
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
@@ -132,20 +134,20 @@ def test_a_failing_model_keeps_the_message_and_frees_the_model(
     with monkeypatch.context() as patched:
         patched.setattr(Held, "score", fail)
         with pytest.raises(RuntimeError):
-            run(session.answer(OWNER, conversation, preferences()))
+            run(session.answering.answer(OWNER, conversation, preferences()))
     assert texts(session, conversation) == ["hello"]
-    assert run(session.answer(OWNER, conversation, preferences())).text
+    assert run(session.answering.answer(OWNER, conversation, preferences())).text
 
 
 def test_what_was_shown_is_stored_though_no_step_follows(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(OWNER, None, "hello")
-    updates = session.answer(OWNER, conversation, preferences())
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    conversation = session.chat.say(OWNER, None, "hello")
+    updates = session.answering.answer(OWNER, conversation, preferences())
 
     def stored() -> list[Any]:
-        return [m.pieces for m in session.conversations(OWNER).messages(conversation)[1:]]
+        return [m.pieces for m in session.chat.conversations(OWNER).messages(conversation)[1:]]
 
     for _ in range(3):
         toy.allow(1)
@@ -159,8 +161,8 @@ def test_the_last_step_is_stored_before_it_is_shown(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
-    conversation = session.say(OWNER, None, "hello")
-    for update in session.answer(OWNER, conversation, preferences()):
+    conversation = session.chat.say(OWNER, None, "hello")
+    for update in session.answering.answer(OWNER, conversation, preferences()):
         if update.finish:
             assert texts(session, conversation) == ["hello", update.text]
             break
@@ -179,31 +181,31 @@ def test_there_is_no_message_before_there_is_text(
         return score(*arguments)
 
     monkeypatch.setattr(Held, "score", looked)
-    conversation = session.say(OWNER, None, "hello")
-    run(session.answer(OWNER, conversation, preferences()))
+    conversation = session.chat.say(OWNER, None, "hello")
+    run(session.answering.answer(OWNER, conversation, preferences()))
     assert found[0] == ["hello"] and all("" not in each for each in found)
 
 
 def test_an_answer_is_not_put_behind_another_message(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
-    conversation = session.say(OWNER, None, "hello")
-    updates = session.answer(OWNER, conversation, preferences())
+    conversation = session.chat.say(OWNER, None, "hello")
+    updates = session.answering.answer(OWNER, conversation, preferences())
     toy.allow(1)
     next(updates)
-    session.edit(OWNER, conversation, 0, "something else")
+    session.chat.edit(OWNER, conversation, 0, "something else")
     toy.allow()
     run(updates)
     assert texts(session, conversation) == ["something else"]
-    assert any("is not kept" in notice for notice in session.take_notices(OWNER))
+    assert any("is not kept" in notice for notice in session.notices.take(OWNER))
 
 
 def test_a_write_that_failed_is_tried_again(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     append, tries = Conversations.append, list[int]()
 
     def busy(*arguments: Any) -> Any:
@@ -212,14 +214,14 @@ def test_a_write_that_failed_is_tried_again(
             raise StorageError("The disk is full.")
         return append(*arguments)
 
-    conversation = session.say(OWNER, None, "hello")
+    conversation = session.chat.say(OWNER, None, "hello")
     monkeypatch.setattr(Conversations, "append", busy)
-    updates = session.answer(OWNER, conversation, preferences())
+    updates = session.answering.answer(OWNER, conversation, preferences())
     toy.allow(1)
     shown = next(updates)
     assert isinstance(shown, Update)
     assert soon(lambda: texts(session, conversation)[1:] == [shown.text])
-    assert session.take_notices(OWNER) == ["The disk is full."]
+    assert session.notices.take(OWNER) == ["The disk is full."]
     toy.allow()
     run(updates)
 
@@ -227,18 +229,18 @@ def test_a_write_that_failed_is_tried_again(
 def test_closing_the_page_keeps_what_was_said(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(OWNER, None, "hello")
-    updates = session.answer(OWNER, conversation, preferences())
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    conversation = session.chat.say(OWNER, None, "hello")
+    updates = session.answering.answer(OWNER, conversation, preferences())
     toy.allow(2)
     shown = [next(updates), next(updates)][1]
     assert isinstance(shown, Update)
     updates.close()
     toy.allow()
-    assert soon(lambda: (OWNER, conversation) in session.answered)
+    assert soon(lambda: (OWNER, conversation) in session.history.last)
     said, answered = texts(session, conversation)
     assert said == "hello" and answered.startswith(shown.text)
-    run_of = session.answered[OWNER, conversation].run
+    run_of = session.history.last[OWNER, conversation].run
     assert len(run_of.steps) <= 3 and "".join(t.text for t in run_of.tokens) == answered
     assert len(Traces(session.database, OWNER).history()) == 1
     assert {gram.tokens for gram in ModelNgrams(session.database, OWNER, "toy").load()}
@@ -249,9 +251,9 @@ def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An iterator that nobody has any more is closed by whichever thread finds that out."""
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(OWNER, None, "hello")
-    updates = session.answer(OWNER, conversation, preferences("plain"))
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    conversation = session.chat.say(OWNER, None, "hello")
+    updates = session.answering.answer(OWNER, conversation, preferences("plain"))
     toy.allow(1)
     next(updates)
     score = Held.score
@@ -262,19 +264,19 @@ def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
 
     monkeypatch.setattr(Held, "score", closing)
     toy.allow()
-    assert soon(lambda: (OWNER, conversation) in session.answered)
+    assert soon(lambda: (OWNER, conversation) in session.history.last)
     assert len(texts(session, conversation)) == 2
 
 
 def test_stop_ends_the_answer_and_keeps_it(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(OWNER, None, "hello")
-    updates = session.answer(OWNER, conversation, preferences("plain", tokens=500))
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    conversation = session.chat.say(OWNER, None, "hello")
+    updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(updates)
-    session.stop(OWNER, conversation)
+    session.runs.stop(OWNER, conversation)
     toy.allow()
     last = run(updates)
     assert last.finish == "cancelled" and 0 < last.metrics.tokens < 10
@@ -282,13 +284,13 @@ def test_stop_ends_the_answer_and_keeps_it(
 
 
 def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> None:
-    conversation = session.say(OWNER, None, "hello")
-    session.stop(OWNER, conversation)
+    conversation = session.chat.say(OWNER, None, "hello")
+    session.runs.stop(OWNER, conversation)
     with pytest.raises(Cancelled, match="before it began"):
-        run(session.answer(OWNER, conversation, preferences()))
+        run(session.answering.answer(OWNER, conversation, preferences()))
     assert texts(session, conversation) == ["hello"] and local(session).queue.running is None
-    session.drop_answer(OWNER, conversation)
-    assert run(session.answer(OWNER, conversation, preferences())).text
+    session.chat.drop_answer(OWNER, conversation)
+    assert run(session.answering.answer(OWNER, conversation, preferences())).text
 
 
 @pytest.mark.parametrize("later", ["say", "edit", "drop", "prove"])
@@ -296,69 +298,73 @@ def test_no_later_request_takes_a_stop_back(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
     """The answer under way ends, whatever is asked of the same conversation meanwhile."""
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     conversation, _ = ask(session)
-    session.say(OWNER, conversation, "more")
-    updates = session.answer(OWNER, conversation, preferences("plain", tokens=500))
+    session.chat.say(OWNER, conversation, "more")
+    updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(updates)
-    session.stop(OWNER, conversation)
+    session.runs.stop(OWNER, conversation)
     requests = {
-        "say": lambda: session.say(OWNER, conversation, "and more"),
-        "edit": lambda: session.edit(OWNER, conversation, 0, "other"),
-        "drop": lambda: session.drop_answer(OWNER, conversation),
-        "prove": lambda: next(iter(session.prove(OWNER, conversation))),
+        "say": lambda: session.chat.say(OWNER, conversation, "and more"),
+        "edit": lambda: session.chat.edit(OWNER, conversation, 0, "other"),
+        "drop": lambda: session.chat.drop_answer(OWNER, conversation),
+        "prove": lambda: next(iter(session.proofs.prove(OWNER, conversation))),
     }
     requests[later]()
     toy.allow()
     last = run(updates)
     assert last.finish == "cancelled" and last.metrics.tokens < 10
     if later == "drop":
-        session.drop_answer(OWNER, conversation)
+        session.chat.drop_answer(OWNER, conversation)
     if later != "prove":
-        assert run(session.answer(OWNER, conversation, preferences())).finish != "cancelled"
+        assert (
+            run(session.answering.answer(OWNER, conversation, preferences())).finish != "cancelled"
+        )
 
 
 def test_a_waiting_answer_says_so_and_can_leave_the_queue(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    first, second = (session.say(OWNER, None, text) for text in ("hello", "there"))
-    updates = session.answer(OWNER, first, preferences("plain", tokens=50))
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    first, second = (session.chat.say(OWNER, None, text) for text in ("hello", "there"))
+    updates = session.answering.answer(OWNER, first, preferences("plain", tokens=50))
     toy.allow(1)
     next(updates)
-    waiting = session.answer(OWNER, second, preferences())
+    waiting = session.answering.answer(OWNER, second, preferences())
     assert next(waiting) == Waiting(1) and session.runs.busy(OWNER, second)
-    session.stop(OWNER, second)
+    session.runs.stop(OWNER, second)
     with pytest.raises(Cancelled):
         list(waiting)
     assert not session.runs.busy(OWNER, second) and session.runs.busy(OWNER, first)
     toy.allow()
     assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
-    session.drop_answer(OWNER, second)
-    assert run(session.answer(OWNER, second, preferences())).text
+    session.chat.drop_answer(OWNER, second)
+    assert run(session.answering.answer(OWNER, second, preferences())).text
 
 
 def test_a_guest_may_have_one_request_waiting(
     db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     session = Session(Local(backend=toy, each=1), db, guests=True)
-    conversations = [session.say("guest:a", None, text) for text in ("one", "two")]
-    running, waiting = (session.answer("guest:a", c, preferences("plain")) for c in conversations)
+    conversations = [session.chat.say("guest:a", None, text) for text in ("one", "two")]
+    running, waiting = (
+        session.answering.answer("guest:a", c, preferences("plain")) for c in conversations
+    )
     toy.allow(1)
     next(running)
     assert next(waiting) == Waiting(1)
     for refused in (
-        lambda: session.say("guest:a", conversations[0], "three"),
-        lambda: session.edit("guest:a", conversations[1], 0, "three"),
-        lambda: session.drop_answer("guest:a", conversations[1]),
-        lambda: next(session.compare("guest:a", "three", "", preferences(), 1)),
+        lambda: session.chat.say("guest:a", conversations[0], "three"),
+        lambda: session.chat.edit("guest:a", conversations[1], 0, "three"),
+        lambda: session.chat.drop_answer("guest:a", conversations[1]),
+        lambda: next(session.proofs.compare("guest:a", "three", "", preferences(), 1)),
     ):
         with pytest.raises(Busy, match="waits for the model already"):
             refused()
     assert texts(session, conversations[1], "guest:a") == ["two"]
-    assert texts(session, session.say("guest:b", None, "b"), "guest:b") == ["b"]
+    assert texts(session, session.chat.say("guest:b", None, "b"), "guest:b") == ["b"]
     toy.allow()
     run(running)
     assert run(waiting).text
@@ -376,11 +382,11 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
         answer(engine, request, stream)
 
     monkeypatch.setattr(Local, "answer", noted)
-    pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    pairs = session.proofs.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
     toy.allow(8)
     next(pairs)
-    conversation = session.say("guest:b", None, "hello")
-    answers = session.answer("guest:b", conversation, preferences())
+    conversation = session.chat.say("guest:b", None, "hello")
+    answers = session.answering.answer("guest:b", conversation, preferences())
     assert next(answers) == Waiting(1)
     toy.allow()
     with ThreadPoolExecutor() as pool:
@@ -394,23 +400,23 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
 def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs(
     db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     session = Session(Local(backend=toy, each=1), db, guests=True)
-    pairs = session.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    pairs = session.proofs.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
     for item in pairs:
         if isinstance(item, Progress) and item.pairs:
             break
-    conversation = session.say("guest:b", None, "hello")
-    answer = session.answer("guest:b", conversation, preferences("plain", tokens=500))
+    conversation = session.chat.say("guest:b", None, "hello")
+    answer = session.answering.answer("guest:b", conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(answer)
     assert next(pairs) == Waiting(1)
-    session.stop("guest:a", "")
+    session.runs.stop("guest:a", "")
     *_, last = pairs
     assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
     runs = Traces(db, "guest:a").history(10)
     assert len(runs) == 2, "the pair that was measured is stored"
-    session.stop("guest:b", conversation)
+    session.runs.stop("guest:b", conversation)
     toy.allow()
     assert run(answer).finish == "cancelled"
 
@@ -421,7 +427,7 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
     """What was broken off says nothing of a speed, whoever ended it."""
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
     session = Session(Local(backend=toy, loaders=loaders), db)
-    pairs = session.compare(OWNER, "tell me", "", preferences("plain", tokens=60), 5)
+    pairs = session.proofs.compare(OWNER, "tell me", "", preferences("plain", tokens=60), 5)
     for item in pairs:
         if isinstance(item, Progress) and item.pairs:
             break
@@ -441,7 +447,7 @@ def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) ->
     conversation, _ = ask(session)
     list(answered(session.engine.load(Load("other")), unknown))
     with pytest.raises(PromptError, match="no answer of this session"):
-        list(session.prove(OWNER, conversation))
+        list(session.proofs.prove(OWNER, conversation))
 
 
 def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
@@ -450,37 +456,39 @@ def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
     session = Session(Local(backend=toy, loaders=loaders), db)
     list(answered(session.engine.load(Load("other")), unknown))
-    assert session.plain.when == "after loading"
+    assert session.current.plain.when == "after loading"
     conversation, _ = ask(session)
-    list(session.prove(OWNER, conversation))
-    proved = session.plain
+    list(session.proofs.prove(OWNER, conversation))
+    proved = session.current.plain
     assert proved.when == "by the last proof"
     list(session.engine.load_drafts([("small", "small")]))
-    assert session.engine.state.drafts and session.plain == proved
+    assert session.engine.state.drafts and session.current.plain == proved
     list(answered(session.engine.load(Load("third")), unknown))
-    assert session.plain.when == "after loading"
+    assert session.current.plain.when == "after loading"
 
 
 def test_regenerating_replaces_the_answer(session: Session) -> None:
     conversation, first = ask(session)
-    session.drop_answer(OWNER, conversation)
-    again = run(session.answer(OWNER, conversation, preferences()))
+    session.chat.drop_answer(OWNER, conversation)
+    again = run(session.answering.answer(OWNER, conversation, preferences()))
     assert again.text == first.text, "the same seed gives the same answer"
     assert len(texts(session, conversation)) == 2
-    session.drop_answer(OWNER, conversation)
-    assert run(session.answer(OWNER, conversation, preferences(seed=9))).text != first.text
+    session.chat.drop_answer(OWNER, conversation)
+    assert (
+        run(session.answering.answer(OWNER, conversation, preferences(seed=9))).text != first.text
+    )
     with pytest.raises(PromptError, match="no message"):
-        session.drop_answer(OWNER, session.conversations(OWNER).create().id)
+        session.chat.drop_answer(OWNER, session.chat.conversations(OWNER).create().id)
 
 
 def test_editing_replaces_what_followed(session: Session) -> None:
     conversation, _ = ask(session)
-    session.say(OWNER, conversation, "more")
-    run(session.answer(OWNER, conversation, preferences()))
-    session.edit(OWNER, conversation, 0, "something else")
+    session.chat.say(OWNER, conversation, "more")
+    run(session.answering.answer(OWNER, conversation, preferences()))
+    session.chat.edit(OWNER, conversation, 0, "something else")
     assert texts(session, conversation) == ["something else"]
     with pytest.raises(PromptError):
-        session.edit(OWNER, conversation, 0, " ")
+        session.chat.edit(OWNER, conversation, 0, " ")
     assert texts(session, conversation) == ["something else"]
 
 
@@ -488,8 +496,8 @@ def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
     wanted = replace(preferences(), fresh_seed=True)
     seeds = set()
     for _ in range(3):
-        conversation = session.say(OWNER, None, "hello")
-        seeds.add(run(session.answer(OWNER, conversation, wanted)).seed)
+        conversation = session.chat.say(OWNER, None, "hello")
+        seeds.add(run(session.answering.answer(OWNER, conversation, wanted)).seed)
     assert len(seeds) == 3 and 3 not in seeds
 
 
@@ -503,19 +511,19 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
     conversation, _ = ask(session)
     other = session.owner("guest", "another-browser")
     assert other != session.owner("guest", "one-browser") != OWNER
-    assert session.conversations(other).list() == []
+    assert session.chat.conversations(other).list() == []
     for reach in (
-        lambda: session.say(other, conversation, "hi"),
-        lambda: session.edit(other, conversation, 0, "hi"),
-        lambda: session.drop_answer(other, conversation),
-        lambda: session.delete(other, conversation),
-        lambda: run(session.answer(other, conversation, preferences())),
-        lambda: session.wipe_context(other, conversation),
+        lambda: session.chat.say(other, conversation, "hi"),
+        lambda: session.chat.edit(other, conversation, 0, "hi"),
+        lambda: session.chat.drop_answer(other, conversation),
+        lambda: session.chat.delete(other, conversation),
+        lambda: run(session.answering.answer(other, conversation, preferences())),
+        lambda: session.stores.wipe_context(other, conversation),
     ):
         with pytest.raises(StorageError):
             reach()
     with pytest.raises(PromptError):
-        run(session.prove(other, conversation))  # type: ignore[arg-type]
+        run(session.proofs.prove(other, conversation))  # type: ignore[arg-type]
     assert session.past_answers.recall(other, "toy") == StoredPastAnswers()
     assert set(memory(session).past_answers) == {OWNER}
     assert Traces(session.database, other).history() == []
@@ -528,8 +536,8 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
     conversation, _ = ask(session)
     logged = ContextStore(db, OWNER).load(conversation, toy.info.tokenizer_fingerprint)
     later = Session(Local(backend=ToyBackend()), db)
-    later.drop_answer(OWNER, conversation)
-    again = run(later.answer(OWNER, conversation, preferences("context")))
+    later.chat.drop_answer(OWNER, conversation)
+    again = run(later.answering.answer(OWNER, conversation, preferences("context")))
     assert again.metrics.accepted.get("context", 0) > 0
     assert (
         open_conversation(later, conversation).databases.context.log[: len(logged)] == logged != []
@@ -544,8 +552,8 @@ def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
 ) -> None:
     conversation, _ = ask(session, "the first words")
     later = Session(Local(backend=toy), db)
-    later.say(OWNER, conversation, "some other words")
-    run(later.answer(OWNER, conversation, preferences()))
+    later.chat.say(OWNER, conversation, "some other words")
+    run(later.answering.answer(OWNER, conversation, preferences()))
     opened = open_conversation(later, conversation)
     assert opened.databases.context.log == opened.tokens
 
@@ -559,7 +567,7 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
     later = Session(Local(backend=ToyBackend()), db)
     _, update = ask(later, "hello there", "model")
     assert update.metrics.accepted.get("model", 0) > 0
-    later.wipe_model(OWNER)
+    later.past_answers.wipe(OWNER, later.current.info.fingerprint)
     assert not memory(later).past_answers and not memory(later).conversations
     assert ModelNgrams(db, OWNER, toy.info.fingerprint).rows() == 0
 
@@ -573,9 +581,9 @@ def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPa
 
 def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Database) -> None:
     conversation, _ = ask(session)
-    session.delete(OWNER, conversation)
-    assert session.conversations(OWNER).list() == []
-    assert not memory(session).conversations and not session.answered
+    session.chat.delete(OWNER, conversation)
+    assert session.chat.conversations(OWNER).list() == []
+    assert not memory(session).conversations and not session.history.last
     assert db.execute_read("SELECT count(*) FROM contexts")[0][0] == 0
     assert db.execute_read("SELECT count(*) FROM steps")[0][0] == 0
 
@@ -608,12 +616,12 @@ def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault
     conversation, plain = ask(session, method="plain")
     faults = {"matches", "token", "observe", "finish"} if fault == "all" else {fault}
     open_conversation(session, conversation).databases.context = Broken(faults)
-    session.drop_answer(OWNER, conversation)
-    update = run(session.answer(OWNER, conversation, preferences("context")))
+    session.chat.drop_answer(OWNER, conversation)
+    update = run(session.answering.answer(OWNER, conversation, preferences("context")))
     assert update.text == plain.text
-    (notice,) = session.take_notices(OWNER)
+    (notice,) = session.notices.take(OWNER)
     assert "from the databases failed" in notice and "not affected" in notice
-    assert session.take_notices(OWNER) == []
+    assert session.notices.take(OWNER) == []
 
 
 class Wild:
@@ -672,12 +680,12 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
                 monkeypatch.setattr(place, name, full)
     conversation, update = ask(session)
     assert update.text and texts(session, conversation)[1] == update.text
-    assert session.take_notices(OWNER) == ["The disk is full: free some space and try again."]
+    assert session.notices.take(OWNER) == ["The disk is full: free some space and try again."]
 
 
 def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
     conversation, update = ask(session)
-    *_, proof = session.prove(OWNER, conversation)
+    *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.tokens == update.metrics.tokens
     assert proof.plain is not None and proof.plain.metrics.mean_acceptance_length == 1
@@ -692,15 +700,15 @@ def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Sess
 @pytest.mark.parametrize("finish", ["length", "eos", "stop"])
 def test_a_proof_notices_an_answer_that_ended_too_early(session: Session, finish: Finish) -> None:
     conversation, update = ask(session)
-    last = session.answered[OWNER, conversation]
+    last = session.history.last[OWNER, conversation]
     steps = list(last.run.steps)
     cut = [*steps[: len(steps) // 2], replace(steps[len(steps) // 2], finish=finish)]
     if finish == "eos":
         ended = replace(cut[-1].tokens[-1], id=END)
         cut[-1] = replace(cut[-1], tokens=(*cut[-1].tokens[:-1], ended))
     short = replace(last.run, steps=tuple(cut))
-    session.answered[OWNER, conversation] = replace(last, run=short)
-    *_, proof = session.prove(OWNER, conversation)
+    session.history.last[OWNER, conversation] = replace(last, run=short)
+    *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.plain is not None and len(proof.plain.tokens) == update.metrics.tokens
     found = proof.verdict
     assert found is not None and not found.identical and found.ended_early
@@ -714,13 +722,13 @@ def test_an_answer_proved_has_not_been_learned_by_what_drafts_in_the_proof(
 ) -> None:
     first, update = ask(session, method="model")
     assert update.metrics.kept == 0, "nothing was known before the first answer"
-    *_, proof = session.prove(OWNER, first)
+    *_, proof = session.proofs.prove(OWNER, first)
     assert proof.accelerated is not None and proof.accelerated.metrics.kept == 0
     assert proof.speedup.whole is None or proof.speedup.whole <= 1
     known_then = known(session)
     again, second = ask(session, method="model")
     assert second.metrics.kept > 0
-    *_, proof = session.prove(OWNER, again)
+    *_, proof = session.proofs.prove(OWNER, again)
     assert proof.accelerated is not None
     assert proof.accelerated.metrics.accepted == second.metrics.accepted
     assert known(session) == known_then, "a proof teaches nothing"
@@ -734,13 +742,13 @@ def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
     store = Traces(session.database, OWNER)
     (run_before,) = store.history()
     assert run_before.speedup is None and run_before.decode_speedup is None
-    *_, proof = session.prove(OWNER, conversation)
+    *_, proof = session.proofs.prove(OWNER, conversation)
     (run_after,) = store.history()
     assert (run_after.speedup, run_after.decode_speedup) == (
         proof.speedup.whole,
         proof.speedup.decoding,
     )
-    *_, last = session.compare(OWNER, "hello there", "", preferences(), 1)
+    *_, last = session.proofs.compare(OWNER, "hello there", "", preferences(), 1)
     fast, plain, _ = store.history()
     assert plain.method == "plain" and plain.speedup is None
     assert fast.speedup == last.speedup.whole is not None
@@ -749,20 +757,20 @@ def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
 def test_a_stopped_answer_can_be_proved_too(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
-    conversation = session.say(OWNER, None, "hello")
-    updates = session.answer(OWNER, conversation, preferences(tokens=500))
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    conversation = session.chat.say(OWNER, None, "hello")
+    updates = session.answering.answer(OWNER, conversation, preferences(tokens=500))
     toy.allow(1)
     next(updates)
-    session.stop(OWNER, conversation)
+    session.runs.stop(OWNER, conversation)
     toy.allow()
     update = run(updates)
-    *_, proof = session.prove(OWNER, conversation)
+    *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.verdict.tokens == update.metrics.tokens
     assert "up to where it was stopped" in proof_line(proof)
     whole, _ = ask(session)
-    *_, proof = session.prove(OWNER, whole)
+    *_, proof = session.proofs.prove(OWNER, whole)
     assert "Identical" in proof_line(proof) and "stopped" not in proof_line(proof)
 
 
@@ -772,7 +780,7 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     before, trusted = known(session), past_answers(session).calibration.rows()
     stored = CalibrationStore(session.database, OWNER, "toy").load()
     chosen = replace(preferences(), method=method)
-    *_, last = session.compare(OWNER, "hello there", "", chosen, 3)
+    *_, last = session.proofs.compare(OWNER, "hello there", "", chosen, 3)
     assert len(last.pairs) == 3 == len(last.speedups)
     kept = {timed.metrics.kept > 0 for _, timed in last.pairs}
     assert kept == {True} or all(s.whole is None or s.whole <= 1 for s in last.speedups)
@@ -783,7 +791,7 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     assert known(session) == before
     assert past_answers(session).calibration.rows() == trusted
     assert CalibrationStore(session.database, OWNER, "toy").load() == stored != []
-    assert len(session.conversations(OWNER).list()) == 1
+    assert len(session.chat.conversations(OWNER).list()) == 1
     kinds = [r.kind for r in Traces(session.database, OWNER).history()]
     assert kinds.count("compare") == 6
 
@@ -793,9 +801,9 @@ def test_every_run_of_a_pair_draws_its_own_noise(session: Session, prove: bool) 
     """Noise that the run before drew would be free."""
     conversation, _ = ask(session)
     if prove:
-        progress: Iterator[Any] = session.prove(OWNER, conversation)
+        progress: Iterator[Any] = session.proofs.prove(OWNER, conversation)
     else:
-        progress = session.compare(OWNER, "hello there", "", preferences(), 2)
+        progress = session.proofs.compare(OWNER, "hello there", "", preferences(), 2)
     draws = draws_of(progress)
     assert len(draws) == (2 * PROOFS if prove else 4)
     for tokens, drawn in draws:
@@ -828,10 +836,10 @@ def draws_of(progress: Iterator[Any]) -> list[tuple[int, int]]:
 
 
 def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
-    progress = session.compare(OWNER, "hello", "", preferences(), 5)
+    progress = session.proofs.compare(OWNER, "hello", "", preferences(), 5)
     toy.allow(8)
     next(progress)
-    session.stop(OWNER, "")
+    session.runs.stop(OWNER, "")
     toy.allow()
     *_, last = progress
     assert last.cancelled and len(last.pairs) < 5
@@ -840,9 +848,9 @@ def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
 def test_a_comparison_does_not_know_the_answer_that_was_just_given(session: Session) -> None:
     """Else it would draft that one, and read far above what the answer itself gained."""
     ask(session, "hello there")
-    *_, progress = session.compare(OWNER, "hello there", "", preferences(), 1)
+    *_, progress = session.proofs.compare(OWNER, "hello there", "", preferences(), 1)
     assert progress.pairs[0][1].metrics.accepted.get("model", 0) == 0
-    *_, other = session.compare("other", "hello there", "", preferences(), 1)
+    *_, other = session.proofs.compare("other", "hello there", "", preferences(), 1)
     first, second = (p.pairs[0][1].metrics for p in (progress, other))
     assert first.proposed == second.proposed
 
@@ -851,13 +859,13 @@ def test_plain_speed_is_measured(session: Session) -> None:
     loaded = local(session).loaded
     loaded.measure_plain()
     assert loaded.plain.tokens_per_second > 0 and loaded.plain.when == "after loading"
-    assert Session(local(session), session.database).plain == loaded.plain
+    assert Session(local(session), session.database).current.plain == loaded.plain
 
 
 def test_unknown_settings_are_refused(session: Session) -> None:
-    conversation = session.say(OWNER, None, "hello")
+    conversation = session.chat.say(OWNER, None, "hello")
     with pytest.raises(SettingError, match="no method"):
-        run(session.answer(OWNER, conversation, preferences("magic")))
+        run(session.answering.answer(OWNER, conversation, preferences("magic")))
 
 
 def test_preferences_survive_storage() -> None:

@@ -65,9 +65,9 @@ def stored(db: Database) -> StoredCosts | None:
 
 
 def ask(session: Session, method: str = "hd", drafting: Drafting = METHODS["hd"].drafting) -> str:
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     chosen = Preferences(GENERATION, method, drafting, fresh_seed=False)
-    *_, last = session.answer(OWNER, conversation, chosen)
+    *_, last = session.answering.answer(OWNER, conversation, chosen)
     return last.text
 
 
@@ -164,7 +164,7 @@ def test_an_answer_corrects_the_curve_and_stores_it_once(
     assert before is not None and kept is not None and len(saves) == 1
     assert kept.points != before.points and kept.other > 0
     assert kept.measured == before.measured, "a correction is no measurement"
-    session.measure_costs()
+    session.costs.measure()
     again = stored(db)
     assert again is not None and again.measured > before.measured and again.other == 0
 
@@ -190,7 +190,7 @@ def test_a_comparison_leaves_the_curve_as_it_was(
     before, points = stored(db), dict(used.points)
     if method != "plain":
         chosen = Preferences(GENERATION, method, fresh_seed=False)
-        *_, last = session.compare(OWNER, "hello there", "", chosen, 2)
+        *_, last = session.proofs.compare(OWNER, "hello there", "", chosen, 2)
         answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
         assert len(answers) == 1
     assert used.points == points and used.other == 0 and stored(db) == before

@@ -36,10 +36,10 @@ def main(conversations: int, owners: int, limit: int) -> None:
         for number in range(conversations):
             owner = f"owner {number % owners}"
             words = (f"{draw.getrandbits(40):x}" for _ in range(200))
-            conversation = session.say(owner, None, " ".join(words))
+            conversation = session.chat.say(owner, None, " ".join(words))
             generation = Generation(Sampling(temperature=1.5, seed=number), max_tokens=500)
             chosen = Preferences(generation, METHODS[number % len(METHODS)], fresh_seed=False)
-            for _ in session.answer(owner, conversation, chosen):
+            for _ in session.answering.answer(owner, conversation, chosen):
                 pass
             if (number + 1) % (conversations // 10) == 0:
                 gc.collect()

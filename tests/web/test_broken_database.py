@@ -157,7 +157,7 @@ def test_a_database_that_breaks_within_a_handler_is_told(
     problems = set()
     for event in (event for event in blocks.fns.values() if event.fn is not None):
         left[0] = 1_000_000
-        if conversation not in {item.id for item in session.conversations(OWNER).list()}:
+        if conversation not in {item.id for item in session.chat.conversations(OWNER).list()}:
             conversation, _ = ask(session)  # an event before this one deleted it
         left[0] = sound
         problems.add(raised_by(event, conversation))

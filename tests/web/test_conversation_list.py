@@ -103,7 +103,7 @@ def test_settings_that_cannot_be_used_are_not_imported(
     file.write_text(json.dumps([exported(settings=bad), exported()]))
     updates = on.import_(REQUEST, str(file), {})
     assert [turn["text"] for turn in shown(on, updates)] == ["Hi"]
-    stored = [item.settings for item in on.session.conversations(OWNER).list()]
+    stored = [item.settings for item in on.session.chat.conversations(OWNER).list()]
     assert stored == [{}, {}]
     (notice,) = told
     assert "settings of 1 conversations could not be used" in notice and len(notice) < 500
@@ -113,7 +113,7 @@ def test_settings_that_cannot_be_used_are_not_imported(
 def test_stored_settings_that_cannot_be_used_give_way_to_the_usual_ones(
     on: conversations.Handlers, told: list[str], bad: dict[str, Any]
 ) -> None:
-    store = on.session.conversations(OWNER)
+    store = on.session.chat.conversations(OWNER)
     id = store.create().id
     store.append(id, "user", "Hi")
     store.set_settings(id, bad)
@@ -213,7 +213,7 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
     on: conversations.Handlers, told: list[str], db: Database, act: Callable[[Database], None]
 ) -> None:
     id, _ = ask(on.session)
-    sound = on.session.conversations(OWNER).create("sound").id
+    sound = on.session.chat.conversations(OWNER).create("sound").id
     forgotten(on.session)
     act(db)
     choices, _ = on.redraw(REQUEST, None, "", {})
@@ -222,7 +222,7 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
     assert updates[on.current] == id and len(shown(on, updates)) == 2
     assert on.ask_delete(updates[on.current])["visible"]
     on.delete(REQUEST, updates[on.current], {})
-    assert [item.id for item in on.session.conversations(OWNER).list()] == [sound]
+    assert [item.id for item in on.session.chat.conversations(OWNER).list()] == [sound]
     assert Traces(db, OWNER).history() == []
 
 
@@ -231,7 +231,7 @@ def test_the_list_shows_the_newest_and_finds_the_others(
 ) -> None:
     monkeypatch.setattr(conversations, "SHOWN", 2)
     for name in ("one", "two", "three"):
-        on.session.conversations(OWNER).create(name)
+        on.session.chat.conversations(OWNER).create(name)
 
     def titles(search: str) -> list[str]:
         return [title for title, _ in on.redraw(REQUEST, None, search, {})[0]["choices"]]
@@ -346,9 +346,11 @@ def test_nothing_is_said_into_an_answer_that_grows(
     edited = gr.EditData(None, {"index": 0, "value": "x", "previous_value": "hello"})
     talking.rewrite(edited, REQUEST, conversation, {}, *values)
     assert len(told) == 3 and all("still under way" in words for words in told)
-    assert [m.content for m in session.conversations(OWNER).messages(conversation)] == ["hello"]
+    assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
+        "hello"
+    ]
     answer = session.generations.find(OWNER, conversation)
-    session.stop(OWNER, conversation)
+    session.runs.stop(OWNER, conversation)
     assert answer is not None and soon(lambda: answer.over) and not answer.error
     other.close()
     toy.allow()

@@ -311,7 +311,7 @@ def test_another_model_takes_over(
     assert not any(updates[0][button]["interactive"] for button in card.place.buttons)
     assert any("Loading two" in update[place.status] for update in updates[1:-2])
     *_, shown, done = updates
-    assert session.info.name == "two" and shop.runtimes[-1].context_length == 2048
+    assert session.current.info.name == "two" and shop.runtimes[-1].context_length == 2048
     assert "two" in shown[handlers.parts.loaded] and "two is loaded" in done[place.status]
     assert done[go]["interactive"] and done[go]["visible"] and not done[place.stop]["visible"]
     assert done[card.place.buttons[0]]["interactive"] and warned == []
@@ -332,7 +332,7 @@ def test_a_load_that_fails_leaves_the_model(
     last(handlers.load(None, *values()))
     last(handlers.load(shop.source("three"), *values(threads=9999)))
     assert "No model is chosen" in warned[2] and "9999" in warned[3]
-    assert session.info.name == "one" and len(warned) == 4
+    assert session.current.info.name == "one" and len(warned) == 4
 
 
 def test_a_download_is_shown_and_can_be_stopped(
@@ -347,7 +347,7 @@ def test_a_download_is_shown_and_can_be_stopped(
     shown = last(updates)
     assert any("Downloading" in update[place.status] for update in seen[1:])
     assert "was stopped" in shown[place.status] and warned == []
-    assert session.info.name == "one"
+    assert session.current.info.name == "one"
 
 
 def test_a_family_is_loaded_and_its_drafts_are_offered(
@@ -373,7 +373,7 @@ def test_a_family_that_does_not_fit_is_not_downloaded(
     (card,) = handlers.parts.cards
     last(handlers.take(card, (), None, *values()))
     assert "32.0 KiB of cache" in warned[0] and "Nothing was downloaded" in warned[0]
-    assert shop.arrived == set() and session.info.name == "one"
+    assert shop.arrived == set() and session.current.info.name == "one"
 
 
 def test_a_damaged_catalogue_is_told_and_the_tab_works(

@@ -74,11 +74,11 @@ def start(shop: Shop, db: Database) -> Iterator[Start]:
 
 def test_what_is_said_meanwhile_is_stored_and_answered(start: Start) -> None:
     session = start.session
-    conversation = session.say(OWNER, None, "hello there")
-    items = session.answer(OWNER, conversation, preferences())
+    conversation = session.chat.say(OWNER, None, "hello there")
+    items = session.answering.answer(OWNER, conversation, preferences())
     first = next(items)
     assert first == Waiting(1, loading=True) and "until the model is loaded" in waiting_line(first)
-    assert [m.content for m in session.conversations(OWNER).messages(conversation)] == [
+    assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
         "hello there"
     ]
     start.go.set()
@@ -91,17 +91,17 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
     start: Start,
 ) -> None:
     session = start.session
-    conversation = session.say(OWNER, None, "hello there")
-    items = session.answer(OWNER, conversation, preferences())
+    conversation = session.chat.say(OWNER, None, "hello there")
+    items = session.answering.answer(OWNER, conversation, preferences())
     next(items)
-    session.stop(OWNER, conversation)
+    session.runs.stop(OWNER, conversation)
     with pytest.raises(Cancelled):
         list(items)
     with pytest.raises(PromptError):
-        session.say(OWNER, conversation, "  ")
-    session.edit(OWNER, conversation, 0, "something else")
+        session.chat.say(OWNER, conversation, "  ")
+    session.chat.edit(OWNER, conversation, 0, "something else")
     start.end()
-    *_, last = session.answer(OWNER, conversation, preferences())
+    *_, last = session.answering.answer(OWNER, conversation, preferences())
     assert isinstance(last, Update) and last.text
 
 
@@ -109,8 +109,8 @@ def test_a_first_model_that_cannot_be_read_leaves_an_app_that_says_so(
     start: Start, shop: Shop
 ) -> None:
     session = start.session
-    conversation = session.say(OWNER, None, "hello there")
-    items = session.answer(OWNER, conversation, preferences())
+    conversation = session.chat.say(OWNER, None, "hello there")
+    items = session.answering.answer(OWNER, conversation, preferences())
     next(items)
     shop.broken.add(shop.source("one"))
     start.end()
@@ -118,12 +118,12 @@ def test_a_first_model_that_cannot_be_read_leaves_an_app_that_says_so(
     with pytest.raises(ModelError, match="No model is loaded"):
         list(items)
     with pytest.raises(ModelError, match="No model is loaded"):
-        session.say(OWNER, None, "and now?")
+        session.chat.say(OWNER, None, "and now?")
     header = layout.header(session, ())
     assert "damaged" in header and "No model is loaded" in header and ">one<" not in header
     assert layout.invitation(session) == "No model is loaded"
     list(session.models.load(shop.source("two")))
-    *_, last = session.answer(OWNER, conversation, preferences())
+    *_, last = session.answering.answer(OWNER, conversation, preferences())
     assert isinstance(last, Update) and last.text, "what was said is still there"
     assert "damaged" not in layout.header(session, ())
 

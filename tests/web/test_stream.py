@@ -220,7 +220,7 @@ class Held:
         self.session, self.gate = session, threading.Semaphore(0)
 
     def answer(self, owner: str, conversation: str, wanted: Preferences) -> Iterator[Any]:
-        for item in self.session.answer(owner, conversation, wanted):
+        for item in self.session.answering.answer(owner, conversation, wanted):
             if isinstance(item, Update) and item.finish is None:
                 self.gate.acquire(timeout=20)
             yield item
@@ -266,11 +266,11 @@ def wire(port: int, path: str) -> bytes:
 def test_a_connection_that_is_cut_again_and_again_loses_nothing(
     session: Session, served: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.session.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     held = Held(session)
     generations = Generations(held.answer)
     port = served(generations)
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     answer = generations.start(OWNER, conversation, preferences())
     page, at = Page(), 0
     for number in count():
@@ -292,7 +292,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(
 
 def test_two_pages_see_the_same(session: Session, served: Callable[..., int]) -> None:
     port = served(session.generations)
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     answer = session.generations.start(OWNER, conversation, preferences())
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(asked, [port] * 2, [f"/stream/{answer.token}"] * 2)
@@ -310,7 +310,7 @@ def test_two_pages_see_the_same(session: Session, served: Callable[..., int]) ->
 
 def test_whose_answer_it_is_the_token_says(session: Session, served: Callable[..., int]) -> None:
     port = served(session.generations)
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     answer = session.generations.start(OWNER, conversation, preferences())
     assert soon(lambda: answer.over)
     assert asked(port, f"/stream/{answer.token}").status_code == 200
@@ -333,7 +333,7 @@ def test_who_has_not_logged_in_watches_nothing(
     session: Session, served: Callable[..., int]
 ) -> None:
     port = served(session.generations, "--auth", "ann:secret")
-    conversation = session.say(OWNER, None, "hello there")
+    conversation = session.chat.say(OWNER, None, "hello there")
     answer = session.generations.start(OWNER, conversation, preferences())
     assert soon(lambda: answer.over)
     path = f"/stream/{answer.token}"
@@ -357,7 +357,7 @@ def test_an_answer_of_512_tokens_takes_few_bytes(
     port = served(session.generations)
     generation = Generation(Sampling(temperature=0.8, seed=10), max_tokens=512)
     wanted = Preferences(generation, fresh_seed=False)
-    conversation = session.say(OWNER, None, "Tell a very long story about the sea.")
+    conversation = session.chat.say(OWNER, None, "Tell a very long story about the sea.")
     answer = session.generations.start(OWNER, conversation, wanted)
     sent = wire(port, f"/stream/{answer.token}")
     assert answer.tokens == 512 and answer.update is not None

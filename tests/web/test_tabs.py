@@ -198,7 +198,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     session.follow(session.engine.state)
     on = made(build)
     wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
-    conversation = session.say("local", None, "hello there")
+    conversation = session.chat.say("local", None, "hello there")
     answer = session.generations.start("local", conversation, wanted)
     assert soon(lambda: answer.over) and answer.update is not None
     last = answer.update
@@ -211,7 +211,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     reopened = chat_view.last_figures(session, "local", conversation)
     assert (reopened["h"][1], reopened["n"]) == ("–", "press Prove it to measure")
     assert "measured after loading" in layout.header(session, ())
-    *_, proof = session.prove("local", conversation)
+    *_, proof = session.proofs.prove("local", conversation)
     assert proof.speedup.whole
     told = chat_view.last_figures(session, "local", conversation)
     assert told["h"][1] == f"{proof.speedup.whole:.2f}×" and "of the whole answer" in told["n"]
@@ -242,7 +242,7 @@ def test_a_page_follows_the_model_once(page: tuple[Any, ...], session: Session) 
     assert len(inputs) == 5
     shown = follow(None, "hd", 256, "hd", None)
     assert shown.keys() <= set(outputs)
-    assert session.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
+    assert session.current.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
     assert shown[parts.runs.again]["visible"]
     again = follow(shown[outputs[0]], "hd", 256, "hd", None)
     assert again.keys() == {outputs[0]}, "nothing changed"
@@ -280,7 +280,7 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
 
     def temperature(announced: Sampling, conversation: str | None) -> object:
         """What the page's first temperature becomes when the model comes."""
-        session.coming = NoModel(replace(NO_MODEL_INFO, sampling=announced)).info
+        session.current.coming = NoModel(replace(NO_MODEL_INFO, sampling=announced)).info
         local(session).take(no_model())
         opened = follow(None, "hd", 256, "hd", None)
         assert [opened[part] for part in sampler][0] == announced.temperature

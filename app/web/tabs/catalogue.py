@@ -61,7 +61,7 @@ def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
     offered = (target, *entry.drafts)
     here = {model.source for model in offered if models.loaders.present(model.source)}
     try:
-        device = models.session.engine.device(target.source, runtime)
+        device = models.engine.device(target.source, runtime)
         free = models.free(target.source, runtime)
     except StrataError as error:
         return models_html.family(entry, here, tail=models_html.broken(str(error)))
@@ -75,7 +75,7 @@ def check(models: Models, target: Model, runtime: Runtime) -> None:
     """Raise ModelError for a target that does not fit, before it is downloaded for nothing."""
     if models.loaders.present(target.source):
         return  # the loader knows better than the formula
-    device = models.session.engine.device(target.source, runtime)
+    device = models.engine.device(target.source, runtime)
     need, free = target.need(runtime.context_length, device), models.free(target.source, runtime)
     if need.total > free:
         raise ModelError(

@@ -123,7 +123,7 @@ def build(session: Session) -> Parts:
         tokens = token_view(elem_id="tokens", elem_classes="transcript", live=True)
         bubbles = markdown_view()
         proof = gr.HTML(elem_id="proof", apply_default_css=False)
-        box, send, stop = composer(session.info.name)
+        box, send, stop = composer(session.current.info.name)
         with gr.Row(elem_classes="actions"):
             again = gr.Button("Regenerate", size="sm", elem_id="again")
             edit = gr.Button("Edit last message", size="sm", elem_id="edit")
@@ -191,12 +191,12 @@ class Handlers:
         try:
             system, preferences = self.ready(values)
             self.alone(owner, conversation)
-            store = self.session.conversations(owner)
+            store = self.session.chat.conversations(owner)
             if conversation is not None and editing is not None:
-                self.session.edit(owner, conversation, editing, text)
+                self.session.chat.edit(owner, conversation, editing, text)
             else:
                 fresh = conversation is None
-                conversation = self.session.say(owner, conversation, text)
+                conversation = self.session.chat.say(owner, conversation, text)
                 if fresh:
                     store.set_system_prompt(conversation, system)
                     store.set_settings(conversation, preferences.mapping())
@@ -316,7 +316,7 @@ class Handlers:
                 raise PromptError("There is nothing to answer yet. Write a message first.")
             self.alone(owner, conversation)
             _, preferences = self.ready(values)
-            self.session.drop_answer(owner, conversation)
+            self.session.chat.drop_answer(owner, conversation)
             return self.begin(request, owner, conversation, preferences)
         except StrataError as error:
             warn(str(error))
@@ -328,7 +328,7 @@ class Handlers:
         """Put the last message into the composer; sending it then replaces it."""
         owner = owner_of(self.session, memory, request)
         with told():
-            store = self.session.conversations(owner)
+            store = self.session.chat.conversations(owner)
             messages = store.messages(conversation) if conversation else ()
             said = [m for m in messages if m.role == "user"]
             if said:
@@ -349,9 +349,11 @@ class Handlers:
         try:
             self.alone(owner, conversation)
             _, preferences = self.ready(values)
-            messages = self.session.conversations(owner).messages(conversation or "")
+            messages = self.session.chat.conversations(owner).messages(conversation or "")
             at = data.index if isinstance(data.index, int) else data.index[0]
-            self.session.edit(owner, conversation or "", messages[at].position, str(data.value))
+            self.session.chat.edit(
+                owner, conversation or "", messages[at].position, str(data.value)
+            )
             return self.begin(request, owner, conversation or "", preferences)
         except StrataError as error:
             warn(str(error))
@@ -362,7 +364,7 @@ class Handlers:
     ) -> None:
         """End the answer."""
         if conversation:
-            self.session.stop(owner_of(self.session, memory, request), conversation)
+            self.session.runs.stop(owner_of(self.session, memory, request), conversation)
 
     def prove(
         self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
@@ -371,7 +373,7 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         try:
             yield {**working(self.parts, True), self.parts.proof: proof_line(Proof(0))}
-            for proof in self.session.prove(owner, conversation or ""):
+            for proof in self.session.proofs.prove(owner, conversation or ""):
                 if isinstance(proof, Waiting):
                     yield {self.parts.proof: waiting_line(proof)}
                 else:

@@ -99,7 +99,7 @@ def spoken(
     if not conversation:
         return (), None
     answer = session.generations.find(owner, conversation)
-    messages = list(session.conversations(owner).messages(conversation))
+    messages = list(session.chat.conversations(owner).messages(conversation))
     while answer is not None and messages and messages[-1].role != "user":
         messages.pop()
     return messages, answer
@@ -162,7 +162,7 @@ def blank(session: Session, parts: Parts, request: gr.Request) -> dict[Any, Any]
 
 def last_figures(session: Session, owner: str, conversation: str | None) -> dict[str, Any]:
     """The panel's values for the run behind a stored conversation's last answer."""
-    messages = session.conversations(owner).messages(conversation) if conversation else ()
+    messages = session.chat.conversations(owner).messages(conversation) if conversation else ()
     run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
     if run_id is None:
         return panel_values(None)

@@ -85,7 +85,7 @@ def choices(session: Session) -> list[tuple[str, str]]:
 
 def idle(session: Session) -> str:
     """What the banner says before the first run."""
-    info = session.info
+    info = session.current.info
     words = (
         f"{info.note} A comparison then shows two plain runs."
         if not info.can_tree
@@ -114,7 +114,7 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
     """The verdict over all finished repeats; token texts are escaped."""
     if progress.cancelled and not progress.pairs:
         return '<div class="verdict">Stopped before both runs had ended.</div>'
-    verdicts = [verdict(session.text, plain, fast) for plain, fast in progress.pairs]
+    verdicts = [verdict(session.current.text, plain, fast) for plain, fast in progress.pairs]
     for number, found in enumerate(verdicts, start=1):
         if not found.identical and progress.same_text:
             return difference(found, f" in repeat {number}")
@@ -182,7 +182,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         try:
             system, preferences = controls.read(values)
             chosen = preferences.with_method(method)
-            for progress in session.compare(owner, text, system, chosen, int(repeats)):
+            for progress in session.proofs.compare(owner, text, system, chosen, int(repeats)):
                 if isinstance(progress, Waiting):
                     yield {parts.verdict: waiting_line(progress)}
                     continue
@@ -201,7 +201,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         yield {parts.run: gr.update(visible=True), parts.stop: gr.update(visible=False)}
 
     def stop(request: gr.Request, memory: dict[str, Any] | None) -> None:
-        session.stop(owner_of(session, memory, request), "")
+        session.runs.stop(owner_of(session, memory, request), "")
 
     shown_by_run = [parts.verdict, *parts.heads, *parts.views, *parts.plots]
     outputs = [parts.run, parts.stop, *shown_by_run]

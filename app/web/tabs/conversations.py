@@ -129,7 +129,7 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         remembered = {**(memory or {}), "conversation": conversation}
         with told():
-            found = self.session.conversations(owner).list(search, SHOWN)
+            found = self.session.chat.conversations(owner).list(search, SHOWN)
             there = conversation in [c.id for c in found]
             value = conversation if there else None
             return gr.update(choices=choices(found), value=value), remembered
@@ -165,7 +165,9 @@ class Handlers:
         with told():
             updates |= chat_view.shown(self.session, self.talk, request, owner, conversation)
             if conversation:
-                updates |= self.settings_of(self.session.conversations(owner).get(conversation))
+                updates |= self.settings_of(
+                    self.session.chat.conversations(owner).get(conversation)
+                )
             updates[self.talk.figures] = chat_view.last_figures(self.session, owner, conversation)
         return updates
 
@@ -188,7 +190,7 @@ class Handlers:
         with told():
             if conversation is None:
                 raise StorageError("No conversation is open. Open the one to rename first.")
-            title = self.session.conversations(owner).get(conversation).title
+            title = self.session.chat.conversations(owner).get(conversation).title
             return gr.update(visible=True), title
         return gr.update(visible=False), ""
 
@@ -203,7 +205,7 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         with told():
             if conversation:
-                self.session.conversations(owner).rename(conversation, title)
+                self.session.chat.conversations(owner).rename(conversation, title)
             return gr.update(visible=False)
         return gr.update()
 
@@ -220,7 +222,7 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         with told():
             if conversation:
-                self.session.delete(owner, conversation)
+                self.session.chat.delete(owner, conversation)
         return self.show(request, owner, None)
 
     def export(
@@ -231,7 +233,7 @@ class Handlers:
         with told():
             if conversation is None:
                 raise StorageError("No conversation is open. Open the one to export first.")
-            return json.dumps(self.session.conversations(owner).export(conversation), indent=1)
+            return json.dumps(self.session.chat.conversations(owner).export(conversation), indent=1)
         return ""
 
     def import_(
@@ -294,7 +296,7 @@ def read_in(session: Session, owner: str, file: str | None) -> str:
         content = Path(file or "").read_bytes()
     except OSError as error:
         raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
-    store = session.conversations(owner)
+    store = session.chat.conversations(owner)
     found = imports.read_file(content, store.room())
     conversations, problems = [], []
     for export in found.conversations:
@@ -303,9 +305,9 @@ def read_in(session: Session, owner: str, file: str | None) -> str:
         problems += [problem] if problem else []
     made = store.import_(conversations)
     for notice in found.notices:
-        session.report(owner, notice)
+        session.notices.report(owner, notice)
     if problems:
-        session.report(
+        session.notices.report(
             owner,
             f"The settings of {len(problems):,} conversations could not be used and were left out. "
             f"The first: {problems[0]}",

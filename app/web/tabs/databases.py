@@ -74,7 +74,7 @@ def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
     """The open conversation's log."""
-    fingerprint = session.info.tokenizer_fingerprint
+    fingerprint = session.current.info.tokenizer_fingerprint
     store = ContextStore(session.database, owner)
     tokens = store.size(conversation, fingerprint) if conversation else 0
     return card(
@@ -90,7 +90,7 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
 
 def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
     """This model's past answers, and the n-grams that most of them share."""
-    store = session.past_answers.ngrams(owner, session.info.fingerprint)
+    store = session.past_answers.ngrams(owner, session.current.info.fingerprint)
     top = store.top(TOP)
     keys = session.engine.texts([gram.tokens[:-1] for gram in top])
     nexts = session.engine.texts([gram.tokens[-1:] for gram in top])
@@ -101,7 +101,7 @@ def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
     facts = [
         ("n-grams", f"{store.rows():,}"),
         ("on disk", amount(store.size_bytes())),
-        ("model", session.info.name),
+        ("model", session.current.info.name),
     ]
     return card(MODEL, "What this model said before, in any of your conversations.", facts), rows
 
@@ -109,7 +109,7 @@ def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
 def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
     """The statistics file for the model's tokenizer."""
     meaning = "What tends to follow what in large collections of text; read-only."
-    table = session.statistics
+    table = session.current.statistics
     if table is None:
         facts = [("file", "none for this model's tokenizer; the other tiers work without it")]
         return card(STATISTICS, meaning, facts), []
@@ -142,7 +142,7 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
             model, grams = model_card(session, owner)
             statistics, shares = statistics_card(session)
             learned = Calibration(
-                session.past_answers.calibrations(owner, session.info.fingerprint).load()
+                session.past_answers.calibrations(owner, session.current.info.fingerprint).load()
             )
             worth = charts.worth_of_evidence(learned)
             return context, model, statistics, grams, shares, worth
@@ -153,12 +153,14 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
     ) -> Any:
         with told():
             if conversation:
-                session.wipe_context(owner_of(session, memory, request), conversation)
+                session.stores.wipe_context(owner_of(session, memory, request), conversation)
         return gr.update(visible=False)
 
     def wipe_model(request: gr.Request, memory: dict[str, Any] | None) -> Any:
         with told():
-            session.wipe_model(owner_of(session, memory, request))
+            session.past_answers.wipe(
+                owner_of(session, memory, request), session.current.info.fingerprint
+            )
         return gr.update(visible=False)
 
     outputs = [*parts.cards.values(), *parts.tables.values(), parts.worth]

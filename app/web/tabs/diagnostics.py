@@ -75,13 +75,13 @@ def drawn(session: Session, runs: list[Run], run: Run | None, steps: list[Step])
 
 def cost_figure(session: Session, run: Run | None, steps: list[Step]) -> go.Figure:
     """What a run drafted, and the curve that its budget followed if its model is the loaded one."""
-    loaded = run is None or run.fingerprint == session.info.fingerprint
+    loaded = run is None or run.fingerprint == session.current.info.fingerprint
     return charts.cost_curve(session.costs.curve if loaded else None, steps)
 
 
 def measured(session: Session, busy: bool = False) -> str:
     """When the cost curve was measured, and on what."""
-    info, costs = session.info, session.costs
+    info, costs = session.current.info, session.costs
     if busy:
         words = "Measuring what a forward costs …"
     elif costs.curve is None:
@@ -153,7 +153,7 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     ) -> Iterator[tuple[Any, Any]]:
         yield measured(session, busy=True), gr.skip()
         with told():
-            session.measure_costs()
+            session.costs.measure()
         figure: Any = gr.skip()
         with told():
             store = Traces(session.database, owner_of(session, memory, request))

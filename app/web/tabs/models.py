@@ -132,7 +132,7 @@ class Handlers:
         offered = self.candidates()
         chosen = next((s for s in (source, self.models.source) if s in offered), None)
         shown: dict[Any, Any] = {
-            self.parts.loaded: models_html.loaded(self.session.info, self.models.source),
+            self.parts.loaded: models_html.loaded(self.session.current.info, self.models.source),
             self.parts.choice: gr.update(
                 choices=[models_html.choice(candidate) for candidate in offered.values()],
                 value=chosen,
@@ -293,7 +293,7 @@ class Handlers:
             words = fine(str(error))
         except StrataError as error:
             warn(str(error))
-            words = models_html.still(self.session.info, self.models.source)
+            words = models_html.still(self.session.current.info, self.models.source)
         for notice in self.models.notices:
             warn(notice)
         with told():

@@ -91,7 +91,7 @@ class Controls:
         """What the loaded model decides: its makers' sampler, unless that is to stay as it is, how
         long an answer can be, the methods there are. `method` and `length` stay where it can do
         them."""
-        info = session.info
+        info = session.current.info
         values: dict[str, Any] = {
             f.name: getattr(info.sampling, f.name) if sampler else gr.skip()
             for f in fields(Sampling)
@@ -143,7 +143,7 @@ def build(session: Session) -> Controls:
             )
             controls = Controls(system)
             parts = controls.parts
-            length = min(DEFAULT_TOKENS, session.info.context_length or DEFAULT_TOKENS)
+            length = min(DEFAULT_TOKENS, session.current.info.context_length or DEFAULT_TOKENS)
             parts["max_tokens"] = control(Generation, "max_tokens", length)
             parts["stop"] = gr.Textbox(
                 label="Stop strings", info="One per line; the answer ends before them.", lines=2
@@ -159,7 +159,7 @@ def build(session: Session) -> Controls:
                         label="A new seed for each answer",
                         info="Off: the seed below, so the same question gets the same answer.",
                     )
-                value = getattr(session.info.sampling, item.name)
+                value = getattr(session.current.info.sampling, item.name)
                 parts[item.name] = control(Sampling, item.name, value)
         build_acceleration(session, parts)
     controls.presets = buttons
@@ -175,7 +175,7 @@ def methods(session: Session) -> list[tuple[str, str]]:
 def usable(session: Session, method: str) -> bool:
     """Whether a method that was chosen before can be followed with the models there are now."""
     try:
-        session.stacks.check(method_named(method), session.info.sampling)
+        session.stacks.check(method_named(method), session.current.info.sampling)
     except StrataError:
         return False
     return True
@@ -244,7 +244,7 @@ def wire(
         with told():
             system, preferences = controls.read(values)
             if conversation:
-                store = session.conversations(owner)
+                store = session.chat.conversations(owner)
                 store.set_system_prompt(conversation, system)
                 store.set_settings(conversation, preferences.mapping())
 

@@ -1,0 +1,170 @@
+"""From the user's last message to an answer that is stored.
+
+The answer is stored while it grows, so a crash of this program, or of the engine's, costs a second
+at most.
+"""
+
+import threading
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from app.service.chat import Chat
+from app.service.comparison import Pace
+from app.service.current import Current
+from app.service.draft_models import Stacks
+from app.service.history import Answered, History
+from app.service.notices import Notices
+from app.service.preferences import Preferences
+from app.service.recorder import UPDATE_SECONDS, Recorder, Update
+from app.service.revival import Revival
+from app.service.runs import Run, Runs
+from app.service.stores import Kept, Stores
+from engine.engine import (
+    Engine,
+    Event,
+    Request,
+    Started,
+    StoredContextLog,
+    StoredPastAnswers,
+    WantedContextLog,
+    WantedPastAnswers,
+    answered,
+)
+from engine.errors import EngineDied, StrataError
+from engine.queue import Waiting
+from engine.runs import keeps_text
+from engine.streams import Stream
+
+
+class Growing:
+    """One answer as it grows: what it says is recorded, what it teaches is stored."""
+
+    def __init__(
+        self,
+        request: Request,
+        stream: Stream[Event],
+        recorder: Recorder,
+        stores: Stores,
+        history: History,
+        kept: Kept,
+    ) -> None:
+        self.request, self.stream, self.recorder = request, stream, recorder
+        self.stores, self.history, self.kept = stores, history, kept
+        self.started: Started | None = None
+        self.events = answered(stream, self.recall)
+
+    def recall(
+        self, wanted: WantedPastAnswers | WantedContextLog
+    ) -> StoredPastAnswers | StoredContextLog:
+        """What the engine asks for."""
+        if isinstance(wanted, WantedPastAnswers):
+            self.kept = replace(self.kept, wiped=self.stores.past_answers.wiped[self.kept.owner])
+        return self.stores.recall(wanted, self.kept.owner, self.kept.conversation)
+
+    def updates(self) -> Generator[Update | Waiting, None, None]:
+        """The answer at most every UPDATE_SECONDS; closing them early ends it there."""
+        pace = Pace(UPDATE_SECONDS)
+        try:
+            for event in self.events:
+                if isinstance(event, Started):
+                    self.started = event
+                    self.kept = replace(self.kept, info=event.info)
+                elif isinstance(event, Waiting):
+                    yield event
+                elif not self.stores.save(event, self.kept):
+                    self.recorder.add(event)
+                    if self.recorder.steps and (self.recorder.finish or pace.due()):
+                        yield self.recorder.update(self.started.dropped if self.started else 0)
+        except GeneratorExit:
+            # Who stops looking stops the answer; what it said and taught by then is kept. Nobody
+            # waits for that: it may be any thread that notices, also one the answer needs.
+            self.stream.stop()
+            threading.Thread(target=self.end, name="answer").start()
+            raise
+        except BaseException:
+            self.stream.stop()
+            self.end()
+            raise
+        self.end()
+
+    def end(self) -> None:
+        """Take in what is left, store the run, and remember what it takes to prove it."""
+        with suppress(StrataError):
+            for event in self.events:
+                if not self.stores.save(event, self.kept):
+                    self.recorder.add(event)
+        self.recorder.close()
+        method, generation = self.request.method, self.request.generation
+        timed, started = self.recorder.run(method.name), self.started
+        if not timed.tokens or started is None:
+            return
+        whose = self.kept.owner, self.kept.conversation
+        run_id = self.history.save(*whose, timed, generation, method, started.info)
+        self.recorder.flush(run_id)
+        self.history.last[whose] = Answered(
+            started.prompt,
+            started.info,
+            generation,
+            method,
+            timed,
+            started.calibration,
+            run_id,
+            keeps_text(method, generation.sampling),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """See the module's docstring."""
+
+    engine: Engine
+    runs: Runs
+    current: Current
+    stacks: Stacks
+    chat: Chat
+    stores: Stores
+    history: History
+    notices: Notices
+    revival: Revival
+
+    def answer(
+        self, owner: str, conversation_id: str, preferences: Preferences
+    ) -> Generator[Update | Waiting, None, None]:
+        """Answer the user's last message; the last update has a `finish`.
+
+        Closing the iterator early keeps what was emitted. Raises Cancelled when it was stopped
+        before its turn had come, and Busy.
+        """
+        with self.runs.begin(owner, conversation_id, asked=True) as run:
+            try:
+                yield from self.decoded(owner, conversation_id, preferences, run)
+                return
+            except EngineDied:
+                messages = self.chat.conversations(owner).messages(conversation_id)
+                if messages[-1].role != "user":
+                    raise
+            # Nothing of it was said: the next engine may do better.
+            yield from self.revival.awaited(run)
+            yield from self.decoded(owner, conversation_id, preferences, run)
+
+    def decoded(
+        self, owner: str, conversation_id: str, preferences: Preferences, run: Run
+    ) -> Generator[Update | Waiting, None, None]:
+        """`answer`, as one run."""
+        yield from self.revival.loaded(run)
+        method, generation = preferences.chosen(), preferences.seeded()
+        messages = tuple(self.chat.prompt(owner, conversation_id))
+        profile = self.stacks.profile_for(generation.sampling)
+        request = Request(messages, (), generation, method, profile, owner, conversation_id)
+        recorder = Recorder(
+            self.chat.conversations(owner),
+            conversation_id,
+            generation.sampling.seed,
+            lambda write: self.notices.keep(owner, write),
+        )
+        wiped = self.stores.past_answers.wiped[owner]
+        kept = Kept(owner, conversation_id, self.current.info, wiped)
+        stream = run.stop.start(lambda: self.engine.generate(request))
+        growing = Growing(request, stream, recorder, self.stores, self.history, kept)
+        yield from growing.updates()
