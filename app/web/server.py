@@ -100,6 +100,7 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
         mcp_server=False,
         num_workers=0,
         pwa=False,
+        _frontend=False,  # Else a start ends where the page takes more than 3 s: a busy machine.
         favicon_path=ASSETS / "logo.svg",
         theme=layout.theme(),
         css=layout.css(),

@@ -113,3 +113,22 @@ def test_events_begin_as_they_come_and_as_places_come_free(served: tuple[str, gr
             wanted = [f"call {number}" for number in range(first, first + 3)]
             assert sorted(results(client, 3)) == wanted
     assert blocks._queue.cached_event_analytics_summary == {"functions": {}}, "no tables are made"
+
+
+def test_a_slow_machine_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio asks for its own page, and gives up where that takes more than three seconds."""
+
+    def slow(url: str, **_: object) -> httpx.Response:
+        raise httpx.ReadTimeout(f"{url} took more than 3 s")
+
+    monkeypatch.setattr("gradio.networking.httpx.head", slow)
+
+    async def launched() -> tuple[str, gr.Blocks]:
+        with gr.Blocks(analytics_enabled=False) as blocks:
+            gr.HTML("inside")
+        port = server.pick_port("127.0.0.1", 0)
+        return server.launch(blocks, parse(["--no-browser"]), port), blocks
+
+    url, blocks = asyncio.run(launched())
+    assert httpx.get(url).status_code == 200
+    blocks.close(verbose=False)
