@@ -1,10 +1,12 @@
 """What each part of hierarchy drafting is worth: the same prompts with parts taken away.
 
-Every tier alone, every pair, all three; the order of the tiers; hierarchical against merged access;
-the adaptive budget against fixed ones; the successor harvest. All in one run, in rotated order.
+Every tier alone, every pair, all three; the order of the tiers; all tiers at once ("merged", ours)
+against tier after tier ("hierarchical", the paper's); the adaptive budget against fixed ones. All
+in one run, in rotated order.
 """
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import combinations, permutations
 from typing import Any
@@ -25,14 +27,17 @@ from bench.options import (
 from bench.peer import Peer
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from bench.speed import summary, times
+from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
+from engine.drafting.databases import Databases
+from engine.drafting.hierarchy import Hierarchy
 from engine.errors import SettingError
-from engine.methods import METHODS, Method
+from engine.methods import PLAIN, FromDatabases, Method, hierarchy
 from engine.settings import Drafting
 from engine.types import TIERS
 
 FIXED = (7, 15, 31)
-GROUPS = ("tiers", "order", "policy", "budget", "harvest")
+GROUPS = ("tiers", "order", "access", "budget")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,31 +49,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", default=",".join(GROUPS), help="which comparisons to make")
 
 
-def variants(groups: list[str]) -> dict[str, Drafting]:
-    """The configurations by what is special about them; the first is the default."""
-    found = {"all, as by default": Drafting()}
+def tier_after_tier(databases: Databases, drafting: Drafting) -> list[Drafter]:
+    """Access in the order of the paper: a drafter per tier, each of which gets the room that those
+    before it did not want."""
+    tiers = databases.tiers(drafting.tiers)
+    return [Hierarchy([tier], databases.calibration) for tier in tiers]
+
+
+def variants(groups: Sequence[str]) -> list[Method]:
+    """The configurations, by title: what is special about each. The first is the usual one."""
+    found = [Method("hd", "all, as by default", Drafting())]
+
+    def add(title: str, drafting: Drafting, databases: FromDatabases = hierarchy) -> None:
+        found.append(Method("hd", title, drafting, databases))
+
     if "tiers" in groups:
         for size in (1, 2):
             for tiers in combinations(TIERS, size):
-                found[" + ".join(tiers)] = Drafting(tiers=tiers)
+                add(" + ".join(tiers), Drafting(tiers=tiers))
     if "order" in groups:
         for tiers in permutations(TIERS):
             if tiers != TIERS:
-                title = f"merged: {', '.join(tiers)}"
-                found[title] = Drafting(tiers=tiers)
-                title = f"hierarchical: {', '.join(tiers)}"
-                found[title] = Drafting(tiers=tiers, policy="hierarchical")
-    if "policy" in groups:
-        found["hierarchical"] = Drafting(policy="hierarchical")
+                add(f"merged: {', '.join(tiers)}", Drafting(tiers=tiers))
+                add(f"hierarchical: {', '.join(tiers)}", Drafting(tiers=tiers), tier_after_tier)
+    if "access" in groups:
+        add("hierarchical", Drafting(), tier_after_tier)
         for nodes in FIXED:
-            title = f"hierarchical, fixed {nodes} nodes"
-            found[title] = Drafting(policy="hierarchical", nodes=nodes, budget="fixed")
-    if "budget" in groups or "policy" in groups:
+            drafting = Drafting(nodes=nodes, budget="fixed")
+            add(f"hierarchical, fixed {nodes} nodes", drafting, tier_after_tier)
+    if "budget" in groups or "access" in groups:
         for nodes in FIXED:
-            found[f"merged, fixed {nodes} nodes"] = Drafting(nodes=nodes, budget="fixed")
-    if "harvest" in groups:
-        found["harvest on"] = Drafting(harvest=True)
-        found["harvest on, fixed 15 nodes"] = Drafting(harvest=True, nodes=15, budget="fixed")
+            add(f"merged, fixed {nodes} nodes", Drafting(nodes=nodes, budget="fixed"))
     return found
 
 
@@ -82,9 +93,8 @@ def run(options: argparse.Namespace) -> None:
     generation = generation_of(options)
     questions = questions_of(options)
     backend = load_model(options.model, options)
-    methods: dict[str, Method | Peer] = {"plain": METHODS["plain"]}
-    for title, drafting in variants(groups).items():
-        methods[title] = Method("hd", title, drafting)
+    methods: dict[str, Method | Peer] = {"plain": PLAIN}
+    methods |= {method.title: method for method in variants(groups)}
     prompts = prepared(backend, options, questions)
     curve = measure_costs(backend)
     with ExitStack() as stack:

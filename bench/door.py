@@ -33,10 +33,11 @@ from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.compare import cold
 from engine.decode import decode
 from engine.drafting.base import NgramTable
+from engine.drafting.databases import Databases
 from engine.engine import Engine, Load, Measured, Request, WantedCosts, answered, unknown
 from engine.loaded import Costs
 from engine.local import Local
-from engine.methods import Databases, Method, drafters_of, method_named
+from engine.methods import Method, method_named
 from engine.metrics import Metrics, summarise
 from engine.remote import Remote
 from engine.settings import Generation
@@ -103,7 +104,7 @@ def direct(
 ) -> tuple[list[int], float, Metrics]:
     """The loop itself, as `bench speed` calls it."""
     loaded, table = local.loaded, local.table
-    drafters = drafters_of(method, fresh(table), None, generation.sampling)
+    drafters = method.drafters(fresh(table), None, generation.sampling)
     curve = loaded.copy_of(method) if drafters else None
     cold((loaded.backend,))
     start = perf_counter()

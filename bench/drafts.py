@@ -67,7 +67,7 @@ def load_family(
         family.drafts,
         [cut_prompt(chat, text, room) for _, text in read_prompts(PROMPTS, 0)],
         replace(sampling, seed=sampling.seed + OTHER_SEED),
-        lambda: databases.for_measuring().drafters(METHODS["hd"]),
+        lambda: METHODS["hd"].drafters(databases.for_measuring()),
         tokens,
     )
     return Family(target, family.drafts, profile_of(profiler))

@@ -37,9 +37,10 @@ from engine.backends.base import Backend
 from engine.compare import cold
 from engine.decode import decode
 from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.databases import Databases
 from engine.errors import SettingError
 from engine.hsd.family import Family
-from engine.methods import METHODS, Databases, Method, drafters_of, method_named
+from engine.methods import METHODS, Method, method_named
 from engine.metrics import Metrics, summarise
 from engine.settings import Generation
 from engine.types import Learned, Prefill, Step
@@ -170,7 +171,7 @@ class Runs:
         if isinstance(self.databases.statistics, StatisticsTable):
             self.databases.statistics.forget_look_ups()
         cold((self.backend, *(self.family.drafts.values() if self.family else ())))
-        drafters = drafters_of(method, databases, self.family, generation.sampling)
+        drafters = method.drafters(databases, self.family, generation.sampling)
         read, *steps, learned = decode(
             self.backend, prompt, drafters, generation, method.drafting, costs=curve
         )

@@ -17,8 +17,9 @@ from engine.compare import cold
 from engine.decode import decode
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
+from engine.drafting.databases import Databases
 from engine.hsd.family import Family
-from engine.methods import Databases, Method, drafters_of
+from engine.methods import Method
 from engine.metrics import Metrics, summarise
 from engine.prompt import Chat
 from engine.settings import Generation
@@ -101,7 +102,7 @@ def measure(
             answer = results[name][-1].tokens
             databases[name].calibration = learned[name]
             if isinstance(method, Method):
-                for drafter in databases[name].drafters(method):
+                for drafter in method.databases(databases[name], method.drafting):
                     drafter.finish([*prompt, *answer], len(answer))
     match_texts(backend, results, generation)
     return results
@@ -125,7 +126,7 @@ def one_run(
     if not isinstance(method, Method):
         result.note(method.answer(prompt, generation))
         return
-    drafters = drafters_of(method, databases, family, generation.sampling)
+    drafters = method.drafters(databases, family, generation.sampling)
     measured = costs if is_adaptive(method) else None
     start = perf_counter()
     events = list(decode(backend, prompt, drafters, generation, method.drafting, costs=measured))
@@ -145,9 +146,7 @@ def one_run(
 
 def is_adaptive(method: Method | Peer) -> bool:
     """Whether what a method drafts depends on the cost of a forward."""
-    if not isinstance(method, Method):
-        return False
-    return method.drafting.nodes > 0 and method.drafting.budget == "adaptive"
+    return isinstance(method, Method) and method.adaptive
 
 
 def match_texts(

@@ -17,8 +17,9 @@ from typing import Any
 
 from assets import ASSETS
 from engine.backends.base import Backend
+from engine.drafting.databases import Databases
 from engine.errors import SettingError
-from engine.methods import Databases, Method
+from engine.methods import Method
 from engine.models.load import is_gguf, load
 from engine.settings import CACHE_TYPES, FLASH_ATTENTION, Generation, Runtime, Sampling
 from engine.types import STATISTICS
@@ -39,7 +40,7 @@ WORDS = {
 """What the settings of a Runtime mean that do not say it themselves."""
 REPORTED = (
     *("skip", "limit", "max_new_tokens", "temperature", "min_p", "seed", "repeats"),
-    *("policy", "nodes", "budget", "harvest", "hot"),
+    *("nodes", "budget", "hot"),
 )
 """The options that a report repeats, those of them that its command has."""
 REPORTED_OF = {LLAMA_CPP: ("gpu_layers", "batch_size", "flash_attention", "cache_type")}

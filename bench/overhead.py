@@ -40,8 +40,9 @@ from bench.prompts import add_prompt_arguments, prepared, questions_of
 from bench.speed import speed
 from engine.backends.base import Backend
 from engine.decode import never
+from engine.drafting.databases import Databases
 from engine.errors import SettingError
-from engine.methods import METHODS, Databases, Method
+from engine.methods import METHODS, Method
 from engine.settings import Sampling
 from engine.tree import Tree
 

@@ -24,8 +24,9 @@ from bench import suffix
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
+from engine.drafting.databases import Databases
 from engine.errors import ModelError, SettingError
-from engine.methods import METHODS, Databases, method_named
+from engine.methods import METHODS, method_named
 from engine.settings import Drafting
 from engine.tree import Tree
 from storage.statistics import StatisticsTable
@@ -147,7 +148,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=list(NODES))
     parser.add_argument("--limit", type=int, default=0, help="replay so many, 0 for all")
     parser.add_argument("--split", default="test", help="the split to replay")
-    parser.add_argument("--policy", default=Drafting().policy)
     parser.add_argument("--tiers", default=",".join(Drafting().tiers))
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
@@ -204,7 +204,7 @@ def replay(
     end = len(tokens) + len(answer)
     text = [*tokens, *answer]
     for drafter in drafters:
-        drafter.observe(tokens, len(tokens), None)
+        drafter.observe(tokens, len(tokens))
     while len(tokens) < end:
         at = len(tokens)
         budget = Budget(drafting, end - at - 1, vocabulary)
@@ -215,7 +215,7 @@ def replay(
         tokens += emitted
         clock = perf_counter()
         for drafter in drafters:
-            drafter.observe(tokens, len(emitted), None)
+            drafter.observe(tokens, len(emitted))
         spent += perf_counter() - clock
         for count in counts:
             count.tokens += len(emitted)
@@ -228,7 +228,7 @@ def replay(
 
 
 def contestants(
-    nodes: Sequence[int], tiers: Sequence[str], policy: str, peers: bool
+    nodes: Sequence[int], tiers: Sequence[str], peers: bool
 ) -> Iterator[tuple[str, str, Drafting]]:
     """(title, method, drafting) of everything that is replayed."""
     if peers:
@@ -239,7 +239,7 @@ def contestants(
         yield f"Suffix decoding, {size}", SUFFIX, fixed
         yield f"Suffix decoding, others too, {size}", SUFFIX_ALL, fixed
     for size in nodes:
-        drafting = Drafting(tiers=tuple(tiers), policy=policy, nodes=size, budget="fixed")
+        drafting = Drafting(tiers=tuple(tiers), nodes=size, budget="fixed")
         yield f"Hierarchy drafting, {size}", "hd", drafting
 
 
@@ -273,8 +273,8 @@ def our_drafters(
     databases = Databases(statistics=table)
     for recording in train:
         databases.learned.finish([*recording.prompt, *recording.answer], len(recording.answer))
-    databases.drafters(method_named(name))  # what all conversations share is made here, once
-    return lambda drafting: databases.next_conversation().drafters(method_named(name, drafting))
+    method_named(name).drafters(databases)  # what all conversations share is made here, once
+    return lambda drafting: method_named(name, drafting).drafters(databases.next_conversation())
 
 
 def suffix_drafters(train: Sequence[Recording]) -> Callable[[Drafting], list[Drafter]]:
@@ -309,7 +309,7 @@ def run(options: argparse.Namespace) -> None:
         if recording.question not in replayed
     ]
     tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
-    entries = contestants(options.nodes, tiers, options.policy, options.peers)
+    entries = contestants(options.nodes, tiers, options.peers)
     with tempfile.TemporaryDirectory() as folder:
         table = statistics_of(others, vocabulary, Path(folder))
         results = measure(

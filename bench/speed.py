@@ -73,9 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = "; ".join(f"{kind}: {','.join(names)}" for kind, names in DEFAULTS.items())
     add("--methods", help=f"comma between; default for {defaults}")
     add("--nodes", type=int, default=Drafting().nodes)
-    add("--policy", default=Drafting().policy)
     add("--budget", default=Drafting().budget, help=f"{' or '.join(BUDGETS)}: what limits a draft")
-    add("--harvest", action=argparse.BooleanOptionalAction, default=Drafting().harvest)
     add_save_argument(parser)
 
 
@@ -90,12 +88,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure, print, save."""
     names = checked_names(options)
     generation = generation_of(options)
-    drafting = Drafting(
-        nodes=options.nodes,
-        policy=options.policy,
-        budget=options.budget,
-        harvest=options.harvest,
-    )
+    drafting = Drafting(nodes=options.nodes, budget=options.budget)
     questions = questions_of(options)
     backend = load_model(options.model, options)
     prompts = prepared(backend, options, questions)

@@ -10,7 +10,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from engine.drafting.base import Likely
 from engine.drafting.budget import Budget
 from engine.tree import Tree
 from engine.types import Work
@@ -36,7 +35,7 @@ class SuffixDrafter:
         self.cache = module.SuffixDecodingCache(max_tree_depth=DEPTH)
         self.requests = 0
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None = None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """A prompt opens a request; decided tokens are added to it."""
         if new == len(tokens):
             self.requests += 1

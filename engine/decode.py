@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from engine.backends.base import Backend, Scores
-from engine.drafting.base import Drafter, Likely
+from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.controller import DraftController, way
 from engine.drafting.costs import CostCurve
@@ -94,7 +94,7 @@ def decode(
             sampled = perf_counter()
             backend.accept(rows[: len(emitted) - 1])
             tokens += chosen[: len(emitted)]
-            pending.add(len(emitted), successors(scores, (0, *rows)))
+            pending.add(len(emitted))
             times = clocked(clock, drafted, scored, sampled, perf_counter())
             plain = controller.plain_seconds(len(tree), len(emitted), times, read - clock)
             counts = count(tree, rows[: len(emitted)], work) | {"plain_seconds": plain}
@@ -119,15 +119,14 @@ def depth_of(backend: Backend, length: int, limit: int) -> int:
 
 class PendingTokens:
     """The decided tokens that the drafters have yet to learn, the last `new`; in a back-off they
-    grow in number until the drafters are asked again. `likely` is of the last step, None where
-    there were several. The controller is told how long learning took."""
+    grow in number until the drafters are asked again. The controller is told how long learning
+    took."""
 
     def __init__(
         self, drafters: Sequence[Drafter], tokens: Sequence[int], controller: DraftController
     ) -> None:
         self.drafters, self.tokens, self.controller = drafters, tokens, controller
         self.new = 0
-        self.likely: Likely | None = None
 
     def read(self, fresh: int) -> None:
         """Have the drafters learn the prompt, of which `fresh` tokens are new.
@@ -137,20 +136,18 @@ class PendingTokens:
         readers = [
             d for d in self.drafters if way(d) != STACK or not self.controller.backing_off(STACK)
         ]
-        seconds = self.timed(lambda d: d.observe(self.tokens, len(self.tokens), None), readers)
+        seconds = self.timed(lambda d: d.observe(self.tokens, len(self.tokens)), readers)
         self.controller.read(seconds, fresh)
 
-    def add(self, new: int, likely: Likely | None = None) -> None:
+    def add(self, new: int) -> None:
         """The last `new` tokens were decided."""
-        self.likely = None if self.new else likely
         self.new += new
 
     def learn(self) -> None:
         """Have the drafters learn them, or as many of the last as the controller allows."""
         new = self.controller.learnable(self.new)
         if new:
-            likely = self.likely if new == self.new else None
-            seconds = self.timed(lambda d: d.observe(self.tokens, new, likely), self.drafters)
+            seconds = self.timed(lambda d: d.observe(self.tokens, new), self.drafters)
             self.controller.learned(seconds.get(DATABASES, 0.0), new)
         self.new = 0
 
@@ -170,11 +167,6 @@ class PendingTokens:
             spent = perf_counter() - clock
             seconds[way(drafter)] = seconds.get(way(drafter), 0.0) + spent
         return seconds
-
-
-def successors(scores: Scores, rows: Sequence[int]) -> Likely:
-    """The target's likeliest tokens at each place of the walk through `rows`, when asked for."""
-    return lambda index: scores.likely(rows[index])
 
 
 def draft(

@@ -128,9 +128,7 @@ class Loaded:
 
         Others are kept from correcting it: the time of their drafting is not the databases'.
         """
-        drafting = method.drafting
-        drafts = (drafting.tiers or method.stack is not None) and drafting.nodes
-        return self.curve if drafts and drafting.budget == "adaptive" else None
+        return self.curve if method.adaptive else None
 
     def copy_of(self, method: Method) -> CostCurve | None:
         """The same as a copy, for a run that must not change what the next one drafts.

@@ -16,6 +16,7 @@ from engine.decode import decode
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import ContextTier
+from engine.drafting.databases import Databases
 from engine.drafting.memory import DraftingMemory, Guarded, OpenConversation, PastAnswers
 from engine.drafting.model import ModelTier
 from engine.engine import (
@@ -45,7 +46,7 @@ from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
 from engine.loaded import NO_MODEL, Costs, Loaded, no_model
-from engine.methods import METHODS, Databases, drafters_of
+from engine.methods import METHODS
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
@@ -329,7 +330,7 @@ class Local:
         """
         family = self.family(request.profile, target, drafts)
         sampling, cancelled = request.generation.sampling, stream.stopped.is_set
-        found = drafters_of(request.method, databases, family, sampling, cancelled)
+        found = request.method.drafters(databases, family, sampling, cancelled)
         return [Guarded(each, lambda text: stream.put(Notice(text))) for each in found]
 
     def family(
@@ -468,7 +469,7 @@ class Local:
                 self.drafts,
                 prompts_of(target, texts),
                 Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
-                lambda: own.for_measuring().drafters(METHODS["hd"]),
+                lambda: METHODS["hd"].drafters(own.for_measuring()),
                 tokens,
                 stream.stopped.is_set,
             )

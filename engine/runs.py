@@ -12,12 +12,10 @@ from engine.compare import Speedup, cold, speedup
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import CostCurve
-from engine.methods import METHODS, Method
+from engine.methods import PLAIN, Method
 from engine.metrics import Metrics, summarise
 from engine.settings import Generation, Sampling
 from engine.types import Learned, Prefill, Step, Token
-
-PLAIN = METHODS["plain"]
 
 
 @dataclass(frozen=True, slots=True)

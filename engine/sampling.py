@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from engine.settings import Sampling
 
 Floats = NDArray[np.float32]
-LIKELY = 0.02
-"""Successors of less probability are of no use to a drafter."""
 COLDEST = 1e-4
 """Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
 POSITIONS, NOISE = 128, 32 << 20
@@ -126,10 +124,3 @@ def distribution(logits: Floats, sampling: Sampling) -> Floats:
         certain[logits.argmax()] = 1.0
         return certain
     return probabilities(warp(logits, sampling))
-
-
-def likeliest(shares: Floats, least: float = LIKELY) -> list[tuple[int, float]]:
-    """The tokens of at least that probability, best first; the best one always."""
-    found = np.flatnonzero(shares >= min(least, float(shares.max())))
-    order = found[np.argsort(-shares[found])]
-    return list(zip(order.tolist(), shares[order].tolist(), strict=True))

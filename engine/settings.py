@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from engine.errors import SettingError
 from engine.types import RULES, TIERS, Rule
@@ -63,11 +63,15 @@ class Checked:
             if item.metadata:
                 check_range(self, item)
 
+    removed: ClassVar[tuple[str, ...]] = ()
+    """Settings of earlier versions: what was stored with them still opens, without them."""
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from a mapping (stored JSON, a form); an unknown name is an error, not ignored."""
         if not isinstance(values, Mapping):
             raise SettingError(f"Settings cannot be {shortened(values)}. Give them by name.")
+        values = {name: value for name, value in values.items() if name not in cls.removed}
         known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
         for name in values:
             if name not in known:
@@ -118,8 +122,8 @@ class Generation(Checked):
 class Drafting(Checked):
     """Which databases draft, in which order, and how much they may propose per step."""
 
+    removed = ("policy", "harvest")
     tiers: tuple[str, ...] = TIERS
-    policy: str = "merged"
     nodes: int = setting(
         64, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
     )
@@ -127,17 +131,11 @@ class Drafting(Checked):
         0.003, 0.0, 1.0, 0.001, "Threshold", "Candidates less likely than this are not drafted."
     )
     budget: str = "adaptive"
-    harvest: bool = False
     rule: Rule = "match"
 
     def __post_init__(self) -> None:
         super(Drafting, self).__post_init__()
         check_texts(self, "tiers")
-        if self.policy not in POLICIES:
-            raise SettingError(
-                f"There is no drafting policy {shortened(self.policy)}. Choose from: "
-                f"{', '.join(POLICIES)}."
-            )
         if self.budget not in BUDGETS:
             raise SettingError(
                 f"There is no draft budget {shortened(self.budget)}. Choose from: "
@@ -148,8 +146,6 @@ class Drafting(Checked):
                 f"There is no rule of verification {shortened(self.rule)}. Choose from: "
                 f"{', '.join(RULES)}."
             )
-        if not isinstance(self.harvest, bool):
-            raise SettingError(f"Harvesting cannot be {shortened(self.harvest)}. It is on or off.")
         for name in self.tiers:
             if name not in TIERS or self.tiers.count(name) > 1:
                 raise SettingError(
@@ -218,7 +214,5 @@ class Runtime(Checked):
                 )
 
 
-POLICIES = ("merged", "hierarchical")
-"""merged: best-first over a mixture of all tiers. hierarchical: tier after tier until full."""
 BUDGETS = ("adaptive", "fixed")
 """adaptive: draft what pays, by the measured cost of a forward. fixed: fill the tree's nodes."""

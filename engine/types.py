@@ -11,8 +11,6 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 CONTEXT, MODEL, STATISTICS, TARGET = "context", "model", "statistics", "target"
-HARVEST = "harvest"
-"""Evidence of the context tier that comes from the target's logits instead of its text."""
 TIERS = (CONTEXT, MODEL, STATISTICS)
 """The databases from highest to lowest temporal locality (arXiv 2502.05609, section 3)."""
 

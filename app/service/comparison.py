@@ -15,8 +15,9 @@ from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Speedup
 from engine.engine import Engine, Measured, Notice, Request, Started, answered
 from engine.errors import Cancelled, ModelError
+from engine.methods import PLAIN
 from engine.queue import Waiting
-from engine.runs import PLAIN, Timed, Verdict, keeps_text, worth
+from engine.runs import Timed, Verdict, keeps_text, worth
 from engine.types import Learned, Prefill, Step
 
 UPDATE_SECONDS = 0.1

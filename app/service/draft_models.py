@@ -18,7 +18,7 @@ from engine.hsd.measure import TOKENS
 from engine.hsd.planner import DATABASES, PLAIN
 from engine.hsd.profile import Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
-from engine.methods import Method, plan_of
+from engine.methods import Method
 from engine.models.load import is_gguf
 from engine.models.loaders import ModelLoaders, free_name, name_of, settled
 from engine.models.memory import Need
@@ -229,7 +229,7 @@ class Stacks:
     def check(self, method: Method, sampling: Sampling) -> None:
         """Raise SettingError for a method whose draft models are not loaded or not profiled."""
         if method.stack is not None:
-            plan_of(method, self.family_for(sampling))
+            method.plan(self.family_for(sampling))
 
     def choose(self, spec: str, sampling: Sampling, drafting: Drafting, databases: bool) -> str:
         """Remember a plan and its models for the next start; returns the name of its method.

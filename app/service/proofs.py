@@ -27,8 +27,9 @@ from engine.engine import (
     WantedPastAnswers,
 )
 from engine.errors import PromptError
+from engine.methods import PLAIN
 from engine.queue import Waiting
-from engine.runs import PLAIN, PlainSpeed, verdict, worth
+from engine.runs import PlainSpeed, verdict, worth
 from engine.types import Message
 
 PROOFS = 3

@@ -16,7 +16,7 @@ from app.web.colors import GRID, INK, INKS, PLAIN, ink, others
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
 from engine.metrics import summarise
-from engine.types import CONTEXT, HARVEST, TARGET, Step
+from engine.types import TARGET, Step
 from storage.traces import Run
 
 POINTS = 400
@@ -273,8 +273,7 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
     for tier, lengths in calibration.weights.items():
         met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
         shown = [length for length in met if met[length] >= 1]
-        harvested = tier == HARVEST
-        look = ink(CONTEXT if harvested else tier)
+        look = ink(tier)
         figure.add_scatter(
             x=shown,
             y=[
@@ -282,9 +281,9 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
                 for length in shown
                 for t in (lengths[length - 1],)
             ],
-            name="Harvest" if harvested else look.title,
+            name=look.title,
             mode="lines+markers",
-            line={"color": look.colour, "width": 2, "dash": "dash" if harvested else "solid"},
+            line={"color": look.colour, "width": 2},
             customdata=[round(met[length]) for length in shown],
             hovertemplate="%{y:.0f} % from %{customdata:,} tokens",
         )

@@ -6,9 +6,9 @@ from app.service.comparison import Proof
 from app.web.metrics_panel import NO_GAIN, milliseconds, times
 from engine.compare import Speedup
 from engine.errors import SettingError
-from engine.methods import method_named
+from engine.methods import PLAIN, method_named
 from engine.queue import Waiting
-from engine.runs import PLAIN, Verdict
+from engine.runs import Verdict
 
 
 def gained(speedup: Speedup, of: str = "speedup") -> str:

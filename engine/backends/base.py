@@ -69,9 +69,6 @@ class Scores(Protocol):
     def probability(self, row: int, token: int) -> float:
         """The target's unwarped probability of `token` after `row`."""
 
-    def likely(self, row: int) -> Sequence[tuple[int, float]]:
-        """The target's likeliest next tokens after `row`, unwarped probabilities, best first."""
-
 
 class Backend(Protocol):
     """A sequence of a causal language model: its cache can verify a tree and roll back.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from engine.sampling import Floats, choose, distribution, likeliest, probabilities
+from engine.sampling import Floats, choose, distribution, probabilities
 from engine.settings import Sampling
 
 
@@ -40,6 +40,3 @@ class LogitScores:
 
     def probability(self, row: int, token: int) -> float:
         return float(self.softmax(row)[token])
-
-    def likely(self, row: int) -> list[tuple[int, float]]:
-        return likeliest(self.softmax(row))

@@ -1,14 +1,11 @@
 """The seams of drafting: what the decode loop asks of a drafter, and a drafter of its databases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from engine.drafting.budget import Budget
 from engine.tree import Tree
 from engine.types import Followers, Work
-
-Likely = Callable[[int], Sequence[tuple[int, float]]]
-"""The target's likeliest next tokens with their probabilities, for the i-th of the new tokens."""
 
 
 class Drafter(Protocol):
@@ -22,11 +19,8 @@ class Drafter(Protocol):
         Returns what each of its sources did for it.
         """
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
-        """The last `new` of `tokens` were decided: the prompt at first, then each step's tokens.
-
-        `likely` tells what else the target thought of; for a prompt there is none.
-        """
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        """The last `new` of `tokens` were decided: the prompt at first, then each step's tokens."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """The answer is over: its tokens are the last `new` of `tokens`."""
@@ -44,7 +38,7 @@ class Tier(Protocol):
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         """What followed the last 1, 2, 3, ... tokens of `suffix`, as far as they are known."""
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """As for a drafter."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
@@ -75,7 +69,7 @@ class Frozen:
         self.name, self.source = tier.name, tier.source
         self.matches = tier.matches
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
@@ -94,10 +88,10 @@ class Learner:
         """Nothing is added."""
         return {}
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Pass it on."""
         for tier in self.tiers:
-            tier.observe(tokens, new, likely)
+            tier.observe(tokens, new)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Pass it on."""

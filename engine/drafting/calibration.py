@@ -19,7 +19,6 @@ from math import inf
 from engine.types import (
     CONTEXT,
     DIVERSITIES,
-    HARVEST,
     MODEL,
     STATISTICS,
     STRENGTHS,
@@ -29,7 +28,6 @@ from engine.types import (
 
 PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
     CONTEXT: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (1.4, 0.0), (1.2, 0.2), (0.5, 0.2)),
-    HARVEST: ((1.0, 0.5), (1.0, 0.5)),
     MODEL: ((26.0, 9.0), (38.0, 8.0), (23.0, 14.0), (10.0, 0.8)),
     STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from engine.backends.base import common_prefix
-from engine.drafting.base import Likely
 from engine.drafting.ngrams import NgramCounts
 from engine.types import CONTEXT, Followers
 
@@ -70,7 +69,7 @@ class ContextTier:
         """What followed the end of `suffix` in this conversation."""
         return self.counts.matches(suffix)
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Learn decided tokens; a prompt only from where it departs from what was seen before."""
         start = len(tokens) - new
         if start == 0:

@@ -5,9 +5,6 @@ match speaks first and, among equal lengths, the tier of the highest locality. E
 evidence takes the share of the probability that its trust allows (engine/drafting/calibration.py)
 and leaves the rest to the next. Candidates of all tiers are so on one scale, and the likeliest node
 of the whole tree is always the next to be added.
-
-"merged" access grows from all tiers at once. "hierarchical" access, the paper's, grows from the
-highest tier as long as it pays and asks the next tier for what room is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +12,7 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from time import perf_counter
 
-from engine.drafting.base import Likely, Tier
+from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
 from engine.tree import Tree
@@ -36,9 +33,7 @@ class Hierarchy:
 
     name = "databases"
 
-    def __init__(
-        self, tiers: Sequence[Tier], calibration: Calibration, policy: str = "merged"
-    ) -> None:
+    def __init__(self, tiers: Sequence[Tier], calibration: Calibration) -> None:
         self.tiers, self.calibration = tiers, calibration
         self.sources = {tier.name: tier.source for tier in tiers}
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
@@ -51,13 +46,6 @@ class Hierarchy:
         """What was found in this step: drafting asks first, learning asks again."""
         self.near = tiers[:-1] or tiers
         """All but the farthest, whose look-ups take the longest."""
-        self.groups: list[Sequence[Tier]] = [tiers]
-        if policy == "hierarchical":
-            # What was harvested belongs to the context tier, though it has its own trust.
-            self.groups = [
-                [tier for tier in tiers if tier.source == source]
-                for source in dict.fromkeys(self.sources.values())
-            ]
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Grow the tree; returns the time that each tier spent on look-ups."""
@@ -65,11 +53,10 @@ class Hierarchy:
         suffix = tuple(tokens[-LONGEST:])
         before = len(tree)
         self.tree, self.candidates, self.first = tree, [], before + 1
-        # A glance teaches nothing: what it would learn from takes the look-ups that it spares.
+        # A probe teaches nothing: what it would learn from takes the look-ups that it spares.
         self.grown = None if budget.near else len(tokens)
         if budget.nodes:
-            for group in [self.near] if budget.near else self.groups:
-                self.grow_from(group, tree, suffix, budget)
+            self.grow_from(self.near if budget.near else self.tiers, tree, suffix, budget)
         tree.cut(max(before, budget.best))
         del self.candidates[len(tree) - before :]
         return {source: Work(seconds) for source, seconds in self.spent.items()}
@@ -162,7 +149,7 @@ class Hierarchy:
         ]
         return chain
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Learn which evidence the decided tokens bore out, then let the tiers learn them."""
         start = len(tokens) - new
         if self.grown == start:
@@ -170,12 +157,11 @@ class Hierarchy:
             self.candidates = []  # the next step may go by without a draft from here
             for at in range(start, len(tokens)):
                 suffix = tuple(tokens[max(0, at - LONGEST) : at])
-                for group in self.groups:
-                    self.calibration.learn(self.chain(group, suffix), tokens[at])
+                self.calibration.learn(self.chain(self.tiers, suffix), tokens[at])
         self.grown = None
         self.chains.clear()  # what the tiers learn now changes their answers
         for tier in self.tiers:
-            tier.observe(tokens, new, likely)
+            tier.observe(tokens, new)
 
     def settle(self, emitted: Sequence[int]) -> None:
         """Count the drafted nodes whose parents were visited, and whether they were accepted."""

@@ -11,7 +11,6 @@ cuts a draft before an end token; the decode loop ends there by itself, after th
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from engine.drafting.base import Likely
 from engine.drafting.budget import Budget
 from engine.tree import Tree, graft
 from engine.types import CONTEXT, Work
@@ -29,7 +28,7 @@ class LookupDrafter:
         self.first: dict[tuple[int, ...], int] = {}
         """Where each n-gram ends for the first time: the index of the token behind it."""
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Index every n-gram that the new tokens complete; a prompt starts a new text."""
         start = len(tokens) - new
         if start == 0:

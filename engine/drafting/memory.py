@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.drafting.base import Drafter, Likely, NgramTable
+from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import SIZE, Calibration
+from engine.drafting.databases import Databases
 from engine.drafting.model import ModelTier
-from engine.methods import Databases
 from engine.tree import Tree
 from engine.types import Work
 
@@ -165,9 +165,9 @@ class Guarded:
             self.fail(error)
             return {}
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Let the drafter learn."""
-        self.guard(lambda: self.drafter.observe(tokens, new, likely))
+        self.guard(lambda: self.drafter.observe(tokens, new))
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Let the drafter keep the answer."""

@@ -7,7 +7,7 @@ tokens. Learns an answer when it is over (within an answer the context tier is n
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
-from engine.drafting.base import Frozen, Likely
+from engine.drafting.base import Frozen
 from engine.drafting.ngrams import NgramCounts
 from engine.types import MODEL, Followers, Gram
 
@@ -67,7 +67,7 @@ class ModelTier:
         """What followed the end of `suffix` in past answers."""
         return self.counts.matches(suffix)
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn before the answer is over."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 
 from engine.backends.base import common_prefix
-from engine.drafting.base import Likely, NgramTable
+from engine.drafting.base import NgramTable
 from engine.drafting.budget import Budget
 from engine.tree import Tree, graft
 from engine.types import CONTEXT, MODEL, STATISTICS, Work
@@ -65,7 +65,7 @@ class PublishedContext(Flat):
         """About what it takes in memory."""
         return GRAM * sum(len(line) for line in self.table.values())
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Learn every 5-gram that the new tokens complete."""
         start = len(tokens) - new
         if start == 0:
@@ -117,7 +117,7 @@ class PublishedModel(Flat):
             if len(line) < DRAFTS:
                 line.append(gram[1:])
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn before the answer is over."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
@@ -142,7 +142,7 @@ class PublishedStatistics(Flat):
     def __init__(self, table: NgramTable) -> None:
         self.table = table
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """The statistics do not change while decoding."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:

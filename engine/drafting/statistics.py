@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.drafting.base import Likely, NgramTable
+from engine.drafting.base import NgramTable
 from engine.types import STATISTICS, Followers
 
 KEY = 3
@@ -39,7 +39,7 @@ class StatisticsTier:
             found.append(followers)
         return found
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """The statistics do not change while decoding."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:

@@ -249,7 +249,7 @@ class Profiler:
 
     def branch(self, name: str, level: LevelDrafter, context: Sequence[int]) -> list[int]:
         """What a draft model says next; its first rounds are timed, as in a stack."""
-        level.observe(context, len(context), None)
+        level.observe(context, len(context))
         # In a stack its weights have left the processor's caches while the target computed.
         target = self.models[self.target]
         self.read(target, context)

@@ -16,7 +16,7 @@ from time import perf_counter
 
 from engine.backends.base import Backend, common_prefix
 from engine.decode import never
-from engine.drafting.base import Drafter, Likely
+from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import CostCurve
 from engine.settings import Drafting, Sampling
@@ -89,7 +89,7 @@ class LevelDrafter:
         said = [*context, *walk.tokens]
         self.cached = said[:-1]
         if self.below is not None:
-            self.below.observe(said, len(walk.tokens), None)
+            self.below.observe(said, len(walk.tokens))
         ended = self.link(chain, context, tree, walk)
         add(work, below)
         seconds = perf_counter() - clock - sum(done.seconds for done in below.values())
@@ -154,13 +154,13 @@ class LevelDrafter:
         unread = tokens[common_prefix(self.cached, tokens) :]
         return len(tokens) <= info.context_length and max(unread, default=0) < info.vocabulary_size
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Read a prompt; what is decided later is read with the next draft."""
         if new == len(tokens):
             if self.reads(tokens):
                 self.read(tokens)
             if self.below is not None:
-                self.below.observe(tokens, new, likely)
+                self.below.observe(tokens, new)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept of an answer but what the cache holds."""
@@ -225,12 +225,12 @@ class Stack:
         step = self.seconds + budget.costs.table[self.top.batch]
         return self.tokens / step > budget.worth
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Learn what the draft was worth."""
         if self.drafting:
             self.tokens += (new - self.tokens) / self.steps
             self.drafting = False
-        self.top.observe(tokens, new, likely)
+        self.top.observe(tokens, new)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept."""

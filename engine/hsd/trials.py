@@ -14,11 +14,12 @@ from typing import Any
 from engine.backends.base import Backend
 from engine.compare import Speedup, overall
 from engine.drafting.costs import CostCurve
+from engine.drafting.databases import Databases
 from engine.errors import Cancelled
 from engine.hsd.family import Family, Plans
 from engine.hsd.planner import Plan, Recursion, candidates
-from engine.methods import Databases, Method, drafters_of, method_named
-from engine.runs import PLAIN, Timed, Verdict, keeps_text, run, verdict, warm_up
+from engine.methods import PLAIN, Method, method_named
+from engine.runs import Timed, Verdict, keeps_text, run, verdict, warm_up
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Message
 
@@ -112,7 +113,7 @@ def trials(
         at = number % len(tried)
         for entry in [*tried[at:], *tried[:at]]:
             fresh = databases.for_measuring()
-            drafters = drafters_of(entry.method, fresh, family, generation.sampling, cancelled)
+            drafters = entry.method.drafters(fresh, family, generation.sampling, cancelled)
             curve = costs(entry.method) if entry.gated else None
             drafts = tuple(family.drafts.values())
             last = run(

@@ -254,7 +254,7 @@ def test_a_prompt_that_broke_off_is_not_answered_whatever_the_flag_says_later(re
         def grow(self, *_: Any) -> dict[str, Any]:
             return {}
 
-        def observe(self, tokens: Sequence[int], new: int, likely: Any) -> None:
+        def observe(self, tokens: Sequence[int], new: int) -> None:
             told.append(("observe", new))
 
         def finish(self, tokens: Sequence[int], new: int) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine.decode import never
-from engine.methods import METHODS, Databases
+from engine.drafting.databases import Databases
+from engine.methods import METHODS
 from engine.prompt import Chat
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
@@ -113,7 +114,7 @@ def run(backend: Any, prompt: Sequence[int], wanted: Generation, kind: str = "pl
     if kind == "plain":
         return events_of(backend, prompt, wanted)
     if kind == "hd":
-        return events_of(backend, prompt, wanted, Databases().drafters(METHODS["hd"]))
+        return events_of(backend, prompt, wanted, METHODS["hd"].drafters(Databases()))
     plain = events_of(fresh(backend), prompt, wanted)
     truth = [*prompt, *ids(plain)]
     deep = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 40])], obedient=False)
@@ -251,7 +252,7 @@ def test_the_second_turn_of_a_chat_beyond_the_switch(models: Any) -> None:
     texts = []
     for name in ("plain", "hd"):
         chat, messages, events = Chat(fresh(backend)), [], list[Any]()
-        drafters = Databases().drafters(METHODS[name])
+        drafters = METHODS[name].drafters(Databases())
         for words in ("hello there, you", "and again", "and more"):
             messages.append(Message("user", words))
             wanted = Generation(Sampling(0.7, seed=3), max_tokens=20)

@@ -14,12 +14,13 @@ from engine.backends.base import Backend
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
+from engine.drafting.databases import Databases
 from engine.errors import ModelError
 from engine.hsd.family import Family
 from engine.hsd.stack import Stack
-from engine.methods import METHODS, Databases, drafters_of, method_named
+from engine.methods import METHODS, method_named
 from engine.prompt import Chat
-from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import Learned, Message, Prefill, Step
 from tests.conftest import ROOT
@@ -103,16 +104,15 @@ def accepted(steps: Sequence[Step]) -> int:
 # The databases.
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("own", [0, 1], ids=["some draws", "other draws"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_every_subset_and_order(subject: Subject, order: tuple[str, ...], policy: str) -> None:
+def test_every_subset_and_order(subject: Subject, order: tuple[str, ...], own: int) -> None:
     filled, kept, number = subject.databases(), 0, ORDERS.index(order)
-    own = POLICIES.index(policy)
-    drafting = Drafting(tiers=order, policy=policy, harvest=number % 2 > 0)
+    drafting = Drafting(tiers=order)
     method = method_named("hd", drafting)
     for at, (temperature, seed) in enumerate((DRAWS[0], DRAWS[1 + own], DRAWS[3 + own])):
         wanted, which = generation(temperature, seed, STEPS), (at + number) % 2
-        drafters = filled.drafters(method)
+        drafters = method.drafters(filled)
         fast = events_of(subject.backend, subject.prompts[which], wanted, drafters, drafting)
         assert_lossless(subject.plain(wanted, which), fast)
         kept += accepted(fast)
@@ -125,7 +125,7 @@ def test_every_method_with_cuts(subject: Subject, name: str, cuts: dict[str, flo
     filled, kept = subject.databases(), 0
     for number, (temperature, seed) in enumerate(DRAWS[::2]):
         wanted, which = generation(temperature, seed, STEPS, **cuts), number % 2
-        prompt, drafters = subject.prompts[which], filled.drafters(METHODS[name])
+        prompt, drafters = subject.prompts[which], METHODS[name].drafters(filled)
         fast = events_of(subject.backend, prompt, wanted, drafters, METHODS[name].drafting)
         assert_lossless(subject.plain(wanted, which), fast)
         kept += accepted(fast)
@@ -135,11 +135,11 @@ def test_every_method_with_cuts(subject: Subject, name: str, cuts: dict[str, flo
 @pytest.mark.parametrize("costs", ["free", "usual", "jumps", "never", "measured"])
 def test_whatever_a_forward_costs(subject: Subject, twin: Any, costs: str) -> None:
     """Also by the model's own curve, which what is observed goes on correcting."""
-    filled, drafting = subject.databases(), Drafting(harvest=True)
+    filled, drafting = subject.databases(), Drafting()
     curve = curves()[costs] if costs != "measured" else measure_costs(twin, seconds=0.3)
     for number, (temperature, seed) in enumerate(DRAWS[::2]):
         wanted, which = generation(temperature, seed, STEPS), number % 2
-        prompt, drafters = subject.prompts[which], filled.drafters(METHODS["hd"])
+        prompt, drafters = subject.prompts[which], METHODS["hd"].drafters(filled)
         fast = events_of(subject.backend, prompt, wanted, drafters, drafting, costs=curve)
         assert_lossless(subject.plain(wanted, which), fast)
 
@@ -192,7 +192,7 @@ def test_stop_strings_and_length_end_it_at_the_same_token(subject: Subject) -> N
         ]:
             wanted = Generation(Sampling(temperature, seed=seed), most, stop)
             known = knowing([*subject.prompts[0], *ids(subject.plain(replace(wanted, stop=()), 0))])
-            for drafters in ([known], filled.drafters(METHODS["hd"])):
+            for drafters in ([known], METHODS["hd"].drafters(filled)):
                 fast = events_of(subject.backend, subject.prompts[0], wanted, drafters)
                 assert_lossless(subject.plain(wanted, 0), fast)
                 ends[fast[-1].finish] += 1
@@ -272,7 +272,7 @@ def talk(
 def test_a_conversation_says_what_cold_runs_say(subject: Subject, twin: Any, name: str) -> None:
     filled = subject.databases()
     for seed in (2, 5):
-        assert talk(subject.backend, twin, lambda _: filled.drafters(METHODS[name]), seed) > 0
+        assert talk(subject.backend, twin, lambda _: METHODS[name].drafters(filled), seed) > 0
 
 
 # Draft models: of either kind, below targets of either kind.
@@ -331,7 +331,7 @@ def test_conversations_with_databases_and_stacks(
     method, filled = method_named(plan, FIXED), subject.databases()
 
     def drafters(sampling: Sampling) -> Sequence[Drafter]:
-        return drafters_of(method, filled, family, sampling)
+        return method.drafters(filled, family, sampling)
 
     assert talk(subject.backend, twin, drafters, 5) > 0
 
@@ -394,7 +394,7 @@ def test_a_limit_of_branches_is_kept_to(
         filled, kept = subject.databases(), 0
         method = METHODS[name] if name in METHODS else method_named(name, FIXED)
         for number, each in enumerate(wanted):
-            drafters = drafters_of(method, filled, family, each.sampling)
+            drafters = method.drafters(filled, family, each.sampling)
             prompt = subject.prompts[number % 2]
             fast = events_of(backend, prompt, each, drafters, method.drafting)
             assert_lossless(plain[number], fast)
@@ -434,7 +434,7 @@ def test_texts_part_at_near_ties_only(
         prompt, plain = subject.prompts[which], ids(subject.plain(wanted, which))
         wide = Adversary(lambda tokens: [*garbage(tokens), (1,)])
         known = knowing(subject.truth(wanted, which))
-        for drafters in (filled.drafters(METHODS["hd"]), [known, wide]):
+        for drafters in (METHODS["hd"].drafters(filled), [known, wide]):
             fast = events_of(subject.backend, prompt, wanted, drafters, Drafting(nodes=64))
             kept += accepted(fast)
             answers = {"plain": [plain], "fast": [ids(fast)]}

@@ -311,12 +311,10 @@ def test_the_budget_is_kept_with_the_conversation(page: Page, address: str) -> N
     open_tab(page, "Settings")
     expect(page.get_by_label("Adaptive", exact=True)).to_be_checked()
     page.get_by_label("Fixed", exact=True).check()
-    page.get_by_label("Harvest", exact=True).check()
     page.wait_for_timeout(800)
     visit(page, address)
     open_tab(page, "Settings")
     expect(page.get_by_label("Fixed", exact=True)).to_be_checked()
-    expect(page.get_by_label("Harvest", exact=True)).to_be_checked()
 
 
 def test_dark_and_narrow(page: Page) -> None:

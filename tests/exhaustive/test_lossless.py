@@ -12,18 +12,19 @@ from engine.backends.base import Backend, Filled
 from engine.backends.scores import LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import decode, never
-from engine.drafting.base import Drafter, Likely
+from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import Calibration
 from engine.drafting.controller import DRAFTED
 from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.hsd.family import Family
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
-from engine.methods import METHODS, Databases, drafters_of, method_named
+from engine.methods import METHODS, method_named
 from engine.prompt import Chat
 from engine.sampling import choose
-from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import RULES, TIERS, Followers, Message, Prefill, Step, Token, Work
 from tests.conftest import ROOT
@@ -175,38 +176,33 @@ def generation(temperature: float, seed: int, most: int = 50, **cuts: float) -> 
     return Generation(Sampling(temperature=temperature, seed=seed, **cuts), max_tokens=most)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_every_subset_and_order_at_every_temperature(order: tuple[str, ...], policy: str) -> None:
+def test_every_subset_and_order_at_every_temperature(order: tuple[str, ...]) -> None:
     databases, accepted = warm_toy(), 0
     for temperature in TEMPERATURES:
         for seed in SEEDS:
             wanted = generation(temperature, seed)
-            method = method_named("hd", Drafting(tiers=order, policy=policy, nodes=12))
-            drafters = databases.drafters(method)
+            method = method_named("hd", Drafting(tiers=order, nodes=12))
+            drafters = method.drafters(databases)
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting)
             assert_lossless(plain_toy(wanted), fast)
             accepted += sum(sum(step.accepted.values()) for step in fast)
     assert accepted > 100, "a run that accepts nothing proves nothing"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("harvest", [True, False], ids=["harvest", "text alone"])
 @pytest.mark.parametrize("costs", curves())
-def test_every_cost_of_a_forward_with_and_without_the_harvest(
-    costs: str, harvest: bool, policy: str
-) -> None:
+def test_every_cost_of_a_forward(costs: str) -> None:
     databases, curve, accepted, drafted = warm_toy(), curves()[costs], 0, set[bool]()
-    drafting = Drafting(policy=policy, harvest=harvest, nodes=24)
+    drafting = Drafting(nodes=24)
     for temperature in TEMPERATURES:
         for seed in SEEDS:
             wanted = generation(temperature, seed)
-            drafters = databases.drafters(method_named("hd", drafting))
+            drafters = method_named("hd", drafting).drafters(databases)
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
             assert_lossless(plain_toy(wanted), fast)
             accepted += sum(sum(step.accepted.values()) for step in fast)
             drafted |= {bool(step.proposed) for step in fast}
-    # Against a curve that follows the clock, drafts for this fast a model soon rest.
+    # Against a curve that follows the clock, drafts for this fast a model soon back off.
     assert accepted > {"never": -1, "learning": 0}.get(costs, 100)
     if costs == "usual":
         assert drafted == {True, False}, "some steps paid, some did not"
@@ -215,11 +211,10 @@ def test_every_cost_of_a_forward_with_and_without_the_harvest(
 @pytest.mark.parametrize("tiers", ORDERS, ids="-".join)
 def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> None:
     databases, curve = warm_toy(), curves()["usual"]
-    policy = POLICIES[ORDERS.index(tiers) % 2]
-    method = method_named("hd", Drafting(tiers=tiers, policy=policy))
+    method = method_named("hd", Drafting(tiers=tiers))
     for number, temperature in enumerate(TEMPERATURES):
         wanted = generation(temperature, number)
-        drafters = databases.drafters(method)
+        drafters = method.drafters(databases)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting, costs=curve)
         assert_lossless(plain_toy(wanted), fast)
 
@@ -231,7 +226,7 @@ def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
     for temperature in (0.7, 1.5):
         for seed in SEEDS:
             wanted = generation(temperature, seed, **cuts)
-            drafters = drafters_of(METHODS[name], databases, family, wanted.sampling)
+            drafters = METHODS[name].drafters(databases, family, wanted.sampling)
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, METHODS[name].drafting)
             assert_lossless(plain_toy(wanted), fast)
 
@@ -241,7 +236,7 @@ def test_the_published_method(temperature: float) -> None:
     databases, lengths = warm_toy(), []
     for seed in range(6):
         wanted = generation(temperature, seed)
-        drafters = databases.drafters(METHODS["hd-published"])
+        drafters = METHODS["hd-published"].drafters(databases)
         drafting = METHODS["hd-published"].drafting
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
         assert_lossless(plain_toy(wanted), fast)
@@ -268,7 +263,7 @@ def test_stop_strings_length_and_context_end_it_at_the_same_token(name: str) -> 
                 (80, 4096, ("nowhere", "e")),
             ]:
                 wanted = Generation(sampling, max_tokens=most, stop=stop)
-                drafters = databases.drafters(method)
+                drafters = method.drafters(databases)
                 fast = events_of(ToyBackend(context), PROMPT, wanted, drafters, method.drafting)
                 assert_lossless(plain_toy(wanted, PROMPT, context), fast)
                 ends[fast[-1].finish] += 1
@@ -294,7 +289,7 @@ class Adversary:
             graft(tree, path[:depth], self.name, 1, nodes)
         return {self.name: Work(0.0)}
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
@@ -321,17 +316,16 @@ def everything(tokens: Sequence[int]) -> Paths:
     return [(token,) for token in range(VOCABULARY)]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("obedient", [True, False])
 @pytest.mark.parametrize("adversary", [garbage, duplicates, deep, everything])
 def test_adversarial_drafters_change_nothing(
-    adversary: Callable[[Sequence[int]], Paths], obedient: bool, policy: str
+    adversary: Callable[[Sequence[int]], Paths], obedient: bool
 ) -> None:
     for temperature in TEMPERATURES:
         for seed in (0, 1):
             wanted = generation(temperature, seed, most=30)
-            drafting = Drafting(policy=policy, nodes=30)
-            own = warm_toy().drafters(method_named("hd", drafting))
+            drafting = Drafting(nodes=30)
+            own = method_named("hd", drafting).drafters(warm_toy())
             drafters = [Adversary(adversary, obedient=obedient), *own]
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
             assert_lossless(plain_toy(wanted), fast)
@@ -348,7 +342,7 @@ class Liar:
         draw = random.Random(sum(suffix))
         return [self.say(draw) for _ in range(draw.randrange(len(suffix) + 1))]
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
@@ -374,12 +368,9 @@ def silent(draw: random.Random) -> Followers:
     return Followers(draw.randrange(1, 99), 1, {})
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("say", [letters, foreign, excessive, silent])
-def test_tiers_that_lie_change_nothing(
-    say: Callable[[random.Random], Followers], policy: str
-) -> None:
-    hierarchy = Hierarchy([Liar(name, say) for name in TIERS], Calibration(), policy)
+def test_tiers_that_lie_change_nothing(say: Callable[[random.Random], Followers]) -> None:
+    hierarchy = Hierarchy([Liar(name, say) for name in TIERS], Calibration())
     for temperature in TEMPERATURES:
         for seed, costs in enumerate((None, Stated({0: 1.0, 63: 2.0}))):
             wanted = generation(temperature, seed)
@@ -411,7 +402,7 @@ def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
     kinds: list[bool] = []
     for seed in range(12):
         wanted = generation(0.7, seed)
-        drafters = databases.drafters(METHODS["hd"])
+        drafters = METHODS["hd"].drafters(databases)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
         assert_lossless(plain_toy(wanted), fast)
         kinds += [bool(step.proposed) for step in fast]
@@ -424,7 +415,7 @@ def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
     databases, curve, kinds = warm_toy(), curves()["free"], list[bool]()
     for seed in range(12):
         wanted = generation(0.7, seed)
-        drafters = databases.drafters(METHODS["hd"])
+        drafters = METHODS["hd"].drafters(databases)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(), costs=curve)
         assert_lossless(plain_toy(wanted), fast)
         # The last token of an answer leaves no room for a draft.
@@ -440,7 +431,7 @@ def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
     for at in range(1, 40):
         backend, databases = ToyBackend(), warm_toy()
         left: Iterator[bool] = iter([False] * at + [True] * 999)
-        drafters = databases.drafters(METHODS["hd"])
+        drafters = METHODS["hd"].drafters(databases)
         drafting = Drafting(nodes=9)
         cut = events_of(backend, PROMPT, wanted, drafters, drafting, lambda left=left: next(left))
         kept = [token.id for token in tokens_of(cut)]
@@ -450,7 +441,7 @@ def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
             break
         assert cut[-1].finish == "cancelled"
         assert backend.cache == [*PROMPT, *kept][: len(backend.cache)]
-        again = events_of(backend, PROMPT, wanted, databases.drafters(METHODS["hd"]), drafting)
+        again = events_of(backend, PROMPT, wanted, METHODS["hd"].drafters(databases), drafting)
         assert_lossless(plain, again)
     else:
         pytest.fail("the answer never came to its end")
@@ -470,7 +461,7 @@ def conversation(
     for turn in range(turns):
         messages.append(Message("user", f"and the tale of {turn} then"))
         prompt = chat.prompt(messages)
-        drafters = databases.drafters(METHODS[method])
+        drafters = METHODS[method].drafters(databases)
         drafting = METHODS[method].drafting
         events = list(chat.reply(prompt, drafters, wanted, drafting, never, costs))
         prefill = events[0]
@@ -503,7 +494,7 @@ def test_a_warm_conversation_says_what_a_cold_one_does(method: str) -> None:
 def run_hd(wanted: Generation) -> list[Step]:
     truth = [*PROMPT, *(t.id for t in tokens_of(plain_toy(wanted)))]
     wrong = truth[: len(PROMPT) + 9] + [98] * 60
-    drafters = [knowing(wrong), *warm_toy().drafters(METHODS["hd"])]
+    drafters = [knowing(wrong), *METHODS["hd"].drafters(warm_toy())]
     return events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(nodes=20))
 
 
@@ -605,11 +596,11 @@ def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> Non
     prompts, plain, databases = warm
     filled, accepted = databases(), 0
     number = ORDERS.index(order)
-    drafting = Drafting(tiers=order, policy=POLICIES[number % 2], harvest=number % 3 > 0)
+    drafting = Drafting(tiers=order)
     method, costs = method_named("hd", drafting), [None, measured.copy()][number // 2 % 2]
     for number, temperature in enumerate(TEMPERATURES):
         wanted = generation(temperature, number, STEPS)
-        prompt, drafters = prompts[number % 2], filled.drafters(method)
+        prompt, drafters = prompts[number % 2], method.drafters(filled)
         fast = events_of(embedded, prompt, wanted, drafters, drafting, costs=costs)
         assert_lossless(plain(wanted, number % 2), fast)
         accepted += sum(sum(step.accepted.values()) for step in fast)
@@ -624,7 +615,7 @@ def test_embedded_methods_with_cuts(embedded, warm, name, cuts) -> None:  # type
     filled = databases()
     for seed, temperature in ((2, 0.7), (3, 1.0)):
         wanted = generation(temperature, seed, STEPS, **cuts)
-        drafters = filled.drafters(METHODS[name])
+        drafters = METHODS[name].drafters(filled)
         fast = events_of(embedded, prompts[0], wanted, drafters, METHODS[name].drafting)
         assert_lossless(plain(wanted, 0), fast)
 

@@ -15,9 +15,10 @@ from engine.backends.toy import (
     toy_logits,
 )
 from engine.decode import never
+from engine.drafting.databases import Databases
 from engine.hsd.family import Family
 from engine.hsd.stack import LevelDrafter, Stack
-from engine.methods import Databases, drafters_of, method_named
+from engine.methods import method_named
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import TARGET, Message, Prefill, Step
@@ -90,7 +91,7 @@ def test_every_plan_whatever_a_forward_costs(plan: str, costs: str) -> None:
     family, drafted = toy_family(), 0
     for temperature, seed in DRAWS:
         wanted = generation(temperature, seed)
-        drafters = drafters_of(method, databases, family, wanted.sampling)
+        drafters = method.drafters(databases, family, wanted.sampling)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting, costs=curve)
         assert_lossless(plain_toy(wanted), fast)
         drafted += drafted_by_models(fast)
@@ -103,7 +104,7 @@ def test_every_plan_with_every_cut(plan: str, cuts: dict[str, float]) -> None:
     method, databases, family = method_named(plan, FIXED), warm_toy(), toy_family()
     for seed, temperature in enumerate((0.7, 1.0, 1.5)):
         wanted = generation(temperature, seed, **cuts)
-        drafters = drafters_of(method, databases, family, wanted.sampling)
+        drafters = method.drafters(databases, family, wanted.sampling)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting)
         assert_lossless(plain_toy(wanted), fast)
 
@@ -116,7 +117,7 @@ def test_draft_models_may_have_samplers_of_their_own(plan: str) -> None:
     for seed, temperature in enumerate(TEMPERATURES):
         wanted, runs = generation(temperature, seed), []
         for each in (family, usual):
-            drafters = drafters_of(method, warm_toy(), each, wanted.sampling)
+            drafters = method.drafters(warm_toy(), each, wanted.sampling)
             runs.append(events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting))
             assert_lossless(plain_toy(wanted), runs[-1])
         differs |= runs[0] != runs[1]
@@ -139,7 +140,7 @@ def test_an_answer_ends_where_the_plain_one_does(plan: str) -> None:
             (80, 4096, ("nowhere", "e")),
         ]:
             wanted = Generation(sampling, most, stop)
-            drafters = drafters_of(method, warm_toy(), family, sampling)
+            drafters = method.drafters(warm_toy(), family, sampling)
             fast = events_of(Strict(context), PROMPT, wanted, drafters, method.drafting)
             assert_lossless(plain_toy(wanted, PROMPT, context), fast)
             ends[fast[-1].finish] += 1
@@ -190,7 +191,7 @@ def test_a_conversation_goes_on_in_the_caches_of_all_models(plan: str) -> None:
             messages = [*messages[:3], Message("assistant", "No, it was not like that.")]
         messages.append(Message("user", f"and the tale of {turn} then"))
         prompt, wanted = chat.prompt(messages), generation(0.7, seed)
-        drafters = drafters_of(method, databases, family, wanted.sampling)
+        drafters = method.drafters(databases, family, wanted.sampling)
         events = list(chat.reply(prompt, drafters, wanted, method.drafting))
         prefill, *steps = events
         assert isinstance(prefill, Prefill) and (prefill.reused > 0) == (turn > 0)
@@ -207,7 +208,7 @@ def test_draft_models_read_of_a_second_turn_only_what_is_new() -> None:
     text = [*PROMPT, *ids(first)]
     again = LevelDrafter("mid", model, 3, wanted.sampling, Match(), VOCABULARY)
     assert model.prefill([*text, *PROMPT], never).reused > len(text) - 8
-    again.observe([*text, *PROMPT], len(text) + len(PROMPT), None)
+    again.observe([*text, *PROMPT], len(text) + len(PROMPT))
     assert again.cached == model.cache == [*text, *PROMPT][:-1]
 
 
@@ -279,7 +280,7 @@ def test_embedded_conversations_go_on_in_the_caches_of_all_models(
     for turn, question in enumerate(QUESTIONS):
         messages.append(Message("user", question))
         prompt, wanted = chat.prompt(messages), generation(0.7, turn, 40)
-        drafters = drafters_of(method, databases, family, wanted.sampling)
+        drafters = method.drafters(databases, family, wanted.sampling)
         steps = [e for e in chat.reply(prompt, drafters, wanted, FIXED) if isinstance(e, Step)]
         assert_lossless(cold(embedded, prompt, wanted), steps)
         assert drafted_by_models(steps) > 0
@@ -308,7 +309,7 @@ def test_embedded_levels_say_what_their_models_say(
     sampling, draw = Sampling(0.7, seed=2), random.Random(5)
     levels = stacked(embedded_drafts, (4, 6), sampling)
     tokens = list(embedded_prompts[0])
-    levels[-1].observe(tokens, len(tokens), None)
+    levels[-1].observe(tokens, len(tokens))
     for number in range(8):
         tree, _ = grown(levels[-1], tokens)
         assert all(level.backend.cached == level.cached for level in levels)

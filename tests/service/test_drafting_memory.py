@@ -13,10 +13,10 @@ from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import SLACK, ContextTier
+from engine.drafting.databases import Databases
 from engine.drafting.memory import LIMIT, MOST_OPEN, DraftingMemory, OpenConversation, PastAnswers
 from engine.drafting.model import ModelTier
 from engine.local import Local
-from engine.methods import Databases
 from engine.settings import Generation, Sampling
 from engine.types import Gram
 from storage.contexts import ContextStore
@@ -190,22 +190,18 @@ def test_an_open_conversation_forgets_as_its_store_does(
 
 
 def test_everything_that_grows_is_counted(session: Session) -> None:
-    """Context and harvest, the past, what the published method makes of it, and the tokens."""
+    """The context, the past answers, what the published method makes of them, and the tokens."""
     draw = random.Random(1)
     tokens = [draw.randrange(5000) for _ in range(4000)]
     entered = OpenConversation(Databases(ContextTier(tokens), ModelTier()))
     bytes_ = [entered.bytes, (entered.databases.bytes)]
     assert bytes_[0] == bytes_[1] > 300 * len(tokens)
-    for at in range(2, 2000):
-        entered.databases.harvest.observe(tokens[:at][-4:], 1, lambda _: [(7, 0.5)])
-    harvested = entered.bytes
-    assert harvested > bytes_[0] + 2000 * 300
     entered.databases.learned.finish(tokens, 2000)
-    assert entered.bytes == harvested, "the past is counted once, not per room"
+    assert entered.bytes == bytes_[0], "past answers are counted once, not per conversation"
     assert entered.databases.learned.bytes > 300 * 1990
     context, model = entered.databases.as_published()[:2]
-    context.observe(tokens, len(tokens), None)
-    assert entered.bytes > harvested + 200 * (2000 + 4000)
+    context.observe(tokens, len(tokens))
+    assert entered.bytes > bytes_[0] + 200 * (2000 + 4000)
     used = open_conversation(session, ask(session, "ann"), "ann")
     whole, said = used.bytes, len(used.tokens)
     used.tokens = []

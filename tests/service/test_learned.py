@@ -56,7 +56,6 @@ def test_every_conversation_of_an_owner_teaches_one_calibration(session: Session
     rooms = [open_conversation(session, ask(session)) for _ in range(2)]
     first, second = (room.databases for room in rooms)
     assert first.calibration is second.calibration is past_answers(session).calibration
-    assert first.harvest is not second.harvest
 
 
 def test_owners_teach_each_other_nothing(session: Session, db: Database) -> None:

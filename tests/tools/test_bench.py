@@ -88,11 +88,11 @@ def test_two_prompts_end_in_one_json_line(
 
 def test_random_prompts_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--prompts", "random", "--limit", "2", "--temperature", "1.5", "--threads", "1")
-    fixed = ("--budget", "fixed", "--harvest", "--policy", "hierarchical", "--nodes", "9")
+    fixed = ("--budget", "fixed", "--nodes", "9")
     assert bench(*arguments, *fixed, "--max-new-tokens", "8", "--methods", "plain,hd,lookup") == 0
     report = last_line(capsys)
     assert report["forward_ms"] is None, "nobody asked what a forward costs"
-    assert (report["budget"], report["harvest"], report["nodes"]) == ("fixed", True, 9)
+    assert (report["budget"], report["nodes"]) == ("fixed", 9)
     assert report["prompt_file"] == "random" and set(report["categories"]) == {"random"}
     assert all(figures["identical"] for figures in report["methods"].values())
     assert report["methods"]["hd"]["over_best_peer"] is None
@@ -119,7 +119,6 @@ def test_random_prompts_can_be_measured(capsys: pytest.CaptureFixture[str]) -> N
         (["--model", "/nowhere", "--methods", "plain"], "'/nowhere'"),
         (["--temperature", "9"], "Temperature"),
         (["--nodes", "999"], "Tree nodes"),
-        (["--policy", "best"], "'best'"),
         (["--budget", "best"], "'best'"),
         (["--max-new-tokens", "0"], "Max tokens"),
         (["--max-new-tokens", "32000"], "no room"),
@@ -263,7 +262,7 @@ def questions(backend: Any) -> list[list[int]]:
 
 def answer(backend: Any, method: Any, prompt: list[int], wanted: Generation) -> Any:
     from bench.measure import Result, one_run
-    from engine.methods import Databases
+    from engine.drafting.databases import Databases
 
     result = Result("a")
     one_run(backend, method, Databases(), prompt, wanted, result)
@@ -379,7 +378,8 @@ def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
     from bench.measure import Result, one_run
     from bench.peer import Reply
     from bench.speed import step_figures
-    from engine.methods import METHODS, Databases
+    from engine.drafting.databases import Databases
+    from engine.methods import METHODS
 
     prompt, wanted = questions(embedded)[0], Generation(Sampling(0.0), max_tokens=12)
     result = Result("a")
@@ -401,7 +401,8 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
     from bench.measure import is_adaptive, measure
     from bench.transformers_peers import transformers_peer
     from engine.drafting.costs import CostCurve
-    from engine.methods import METHODS, Databases
+    from engine.drafting.databases import Databases
+    from engine.methods import METHODS
 
     names = ("hd", "model", "hd-published", "lookup")
     methods: dict[str, Any] = {name: METHODS[name] for name in names}

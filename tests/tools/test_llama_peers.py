@@ -598,9 +598,9 @@ def test_stacks_and_parts_of_gguf_models_are_measured(
     assert bench("stack", *short, *drafts) == 0
     record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert record["drafts"] == ["small", "mid"] and record["kind"] == LLAMA_CPP
-    assert bench("ablation", *short, "--model", "embedded-gguf", "--groups", "harvest") == 0
+    assert bench("ablation", *short, "--model", "embedded-gguf", "--groups", "access") == 0
     record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert record["kind"] == LLAMA_CPP and len(record["methods"]) == 4
+    assert record["kind"] == LLAMA_CPP and len(record["methods"]) == 9
 
 
 @pytest.mark.gguf

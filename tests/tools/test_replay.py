@@ -23,9 +23,10 @@ from bench.replay import (
 from engine.backends.toy import END, VOCABULARY, ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter
+from engine.drafting.databases import Databases
 from engine.errors import ModelError, SettingError
-from engine.methods import METHODS, Databases, Method, method_named
-from engine.settings import POLICIES, Drafting, Generation, Sampling
+from engine.methods import METHODS, Method, method_named
+from engine.settings import Drafting, Generation, Sampling
 from engine.types import TIERS, Step
 from tests.conftest import EMBEDDED, ROOT
 from tests.exhaustive.test_lossless import knowing, toy_table
@@ -79,24 +80,23 @@ def compare(method: Method) -> None:
     """Answer after answer, live and replayed, each side with databases that learn on."""
     here, there = (Databases(statistics=toy_table()) for _ in range(2))
     for side in (here, there):
-        side.drafters(method)
+        method.drafters(side)
     saved = 0
     for seed, temperature in enumerate((0.0, 0.7, 1.0, 1.5)):
         for prompt in PROMPTS:
             sampling = Sampling(temperature, seed=seed)
-            fresh = here.next_conversation().drafters(method)
+            fresh = method.drafters(here.next_conversation())
             recording, steps = live(fresh, method.drafting, prompt, sampling)
-            found = replayed(there.next_conversation().drafters(method), method.drafting, recording)
+            found = replayed(method.drafters(there.next_conversation()), method.drafting, recording)
             drafted = sum(sum(step.proposed.values()) for step in steps)
             assert found == (len(recording.answer), len(steps), drafted)
             saved += len(recording.answer) - len(steps)
     assert saved > 50, "where nothing is accepted, nothing is compared"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("tiers", [TIERS, ("context",), ("model",), ("statistics", "context")])
-def test_a_replay_takes_the_forwards_of_the_live_run(tiers: tuple[str, ...], policy: str) -> None:
-    drafting = Drafting(tiers=tiers, policy=policy, nodes=12, budget="fixed", harvest=False)
+def test_a_replay_takes_the_forwards_of_the_live_run(tiers: tuple[str, ...]) -> None:
+    drafting = Drafting(tiers=tiers, nodes=12, budget="fixed")
     compare(method_named("hd", drafting))
 
 
@@ -161,14 +161,14 @@ def test_what_was_said_before_is_known_and_the_context_is_not(title: str) -> Non
 
 
 def test_contestants_are_the_peers_and_ours_at_each_size() -> None:
-    found = [c for c in contestants([8, 16], ["model"], "hierarchical", True) if c[1] in METHODS]
+    found = [c for c in contestants([8, 16], ["model"], True) if c[1] in METHODS]
     assert [(name, drafting.nodes) for _, name, drafting in found] == [
         ("lookup", 10), ("hd-published", 28), ("hd", 8), ("hd", 16),
     ]  # fmt: skip
     ours = found[-1][2]
-    assert (ours.tiers, ours.policy, ours.budget) == (("model",), "hierarchical", "fixed")
+    assert (ours.tiers, ours.budget) == (("model",), "fixed")
     assert len({title for title, *_ in found}) == 4
-    assert len(list(contestants([8], TIERS, "merged", False))) == 1
+    assert len(list(contestants([8], TIERS, False))) == 1
 
 
 def test_figures_are_per_forward() -> None:
@@ -320,7 +320,6 @@ def test_a_replay_ends_in_one_json_line(
         (["--statistics", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
         (["--vocabulary", "/nowhere"], "'/nowhere'"),
         (["--nodes", "999"], "Tree nodes"),
-        (["--policy", "best"], "'best'"),
         (["--tiers", "context,best"], "'best'"),
     ],
 )

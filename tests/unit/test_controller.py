@@ -10,7 +10,6 @@ from dataclasses import asdict
 
 import pytest
 
-from engine.drafting.base import Likely
 from engine.drafting.budget import Budget
 from engine.drafting.controller import (
     DRAFTED,
@@ -49,7 +48,7 @@ class Named:
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         raise NotImplementedError
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         raise NotImplementedError
 
     def finish(self, tokens: Sequence[int], new: int) -> None:

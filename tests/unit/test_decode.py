@@ -7,10 +7,9 @@ from itertools import pairwise
 import pytest
 
 from engine.backends.base import Backend
-from engine.backends.scores import LogitScores
-from engine.backends.toy import END, ToyBackend, toy_logits
+from engine.backends.toy import END, ToyBackend
 from engine.decode import decode
-from engine.drafting.base import Drafter, Likely
+from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
@@ -32,7 +31,6 @@ class Scripted:
         self.say, self.name = say, name
         self.calls: list[tuple[str, tuple[int, ...], int]] = []
         self.asked: list[tuple[int, int, int]] = []
-        self.heard: list[list[list[tuple[int, float]]] | None] = []
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         self.asked.append((len(tree), budget.nodes, budget.depth))
@@ -40,9 +38,8 @@ class Scripted:
             graft(tree, path[: budget.depth], self.name, 3, budget.nodes)
         return {self.name: Work(0.25)}
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         self.calls.append(("observe", tuple(tokens), new))
-        self.heard.append([list(likely(i)) for i in range(new)] if likely else None)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         self.calls.append(("finish", tuple(tokens), new))
@@ -195,23 +192,6 @@ def test_the_tree_never_exceeds_its_nodes(nodes: int) -> None:
     greedy = Scripted(lambda tokens: [(i,) for i in range(256)])
     _, steps = run(greedy, drafting=Drafting(nodes=nodes))
     assert {sum(step.proposed.values()) for step in steps[:-1]} == {nodes}
-
-
-def test_drafters_hear_what_else_the_target_thought_of() -> None:
-    for drafter in (Scripted(lambda tokens: []), oracle(3)):
-        _, steps = run(drafter)
-        text = [*PROMPT, *(token.id for step in steps for token in step.tokens)]
-        first, *heard = drafter.heard
-        assert first is None, "a prompt is not the target's"
-        at = len(PROMPT)
-        for step, places in zip(steps, heard, strict=True):
-            assert places is not None and len(places) == len(step.tokens)
-            for place in places:
-                logits = toy_logits(tuple(text[at - 2 : at]))
-                alone = LogitScores([logits].__getitem__, [at], LONG.sampling)
-                assert place == alone.likely(0)
-                assert place[0][0] == text[at], "at temperature 0 the likeliest was chosen"
-                at += 1
 
 
 def test_costs_are_told_the_nodes_and_the_time_of_every_step() -> None:

@@ -22,7 +22,7 @@ def said(tier: ContextTier, *suffix: int) -> list[dict[int, float]]:
 
 def learned(*tokens: int) -> ContextTier:
     tier = ContextTier()
-    tier.observe(tokens, len(tokens), None)
+    tier.observe(tokens, len(tokens))
     return tier
 
 
@@ -33,10 +33,10 @@ def test_it_knows_what_followed_the_same_words(
 ) -> None:
     """Stored tokens, then a prompt, then an answer in steps of some tokens each."""
     tier, tokens = ContextTier(log), list(prompt)
-    tier.observe(tokens, len(tokens), None)
+    tier.observe(tokens, len(tokens))
     for step in steps:
         tokens += [(len(tokens) * step + at) % 4 for at in range(step)]
-        tier.observe(tokens, step, None)
+        tier.observe(tokens, step)
     whole = [*log, *tokens]
     assert tier.log == whole and tier.seen == tokens
     wanted = brute_force(whole, KEY)
@@ -64,8 +64,8 @@ def test_short_logs(log: list[int]) -> None:
 
 def test_a_second_turn_is_learned_from_where_it_is_new() -> None:
     tier = learned(1, 2, 3)
-    tier.observe([1, 2, 3, 4, 5], 2, None)
-    tier.observe([1, 2, 3, 4, 5, 6], 6, None)
+    tier.observe([1, 2, 3, 4, 5], 2)
+    tier.observe([1, 2, 3, 4, 5, 6], 6)
     assert tier.log == [1, 2, 3, 4, 5, 6]
     assert said(tier, 3) == [{4: 1}]
 
@@ -74,24 +74,24 @@ def test_an_edited_prompt_keeps_the_old_words_and_leads_in_with_shared_ones() ->
     tokens = list(range(20))
     tier = learned(*tokens)
     edited = [*tokens[:12], 98, 99]
-    tier.observe(edited, len(edited), None)
+    tier.observe(edited, len(edited))
     assert tier.log == [*tokens, *tokens[12 - KEY : 12], 98, 99] and tier.seen == edited
     assert said(tier, *tokens[12 - KEY : 12]) == [{12: 1, 98: 1}] * KEY, "either way, as it was"
-    tier.observe(tokens[:12], 12, None)
+    tier.observe(tokens[:12], 12)
     assert tier.log[-KEY:] == tokens[12 - KEY : 12] and tier.seen == tokens[:12]
 
 
 def test_a_loaded_log_expects_the_words_it_holds() -> None:
     tier = ContextTier([1, 2, 3, 4])
     tier.expect([1, 2, 3])
-    tier.observe([1, 2, 3, 4, 5], 5, None)
+    tier.observe([1, 2, 3, 4, 5], 5)
     assert tier.log == [1, 2, 3, 4, 4, 5], "only what comes behind them is new"
     tier.expect([9, 9])
-    tier.observe([1, 2, 3, 4, 5, 6], 1, None)
+    tier.observe([1, 2, 3, 4, 5, 6], 1)
     assert tier.log[-2:] == [5, 6], "once something was seen, nothing is expected"
     empty = ContextTier()
     empty.expect([1, 2])
-    empty.observe([1, 2, 3], 3, None)
+    empty.observe([1, 2, 3], 3)
     assert empty.log == [1, 2, 3], "without a log, nothing is known of them"
 
 
@@ -102,11 +102,11 @@ def test_what_was_logged_is_saved_once_and_what_was_stored_is_not() -> None:
         saved.append(list(tokens))
 
     tier = ContextTier([1, 2, 3], save)
-    tier.observe([4, 5], 2, None)
-    tier.observe([4, 5, 6], 1, None)
+    tier.observe([4, 5], 2)
+    tier.observe([4, 5, 6], 1)
     tier.finish([4, 5, 6], 1)
     tier.finish([4, 5, 6], 0)
-    tier.observe([4, 5, 6, 7], 1, None)
+    tier.observe([4, 5, 6, 7], 1)
     tier.finish([4, 5, 6, 7], 1)
     assert saved == [[4, 5, 6], [7]]
 
@@ -115,7 +115,7 @@ def test_a_stored_log_comes_back_as_it_was() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5] * 3
     saved: list[int] = []
     first = ContextTier((), saved.extend)
-    first.observe(text, len(text), None)
+    first.observe(text, len(text))
     first.finish(text, 0)
     again = ContextTier(saved)
     assert again.log == first.log
@@ -137,14 +137,14 @@ def test_what_was_left_out_is_logged_and_not_learned() -> None:
     saved: list[int] = []
     tier = ContextTier((), saved.extend)
     tokens = list(range(30))
-    tier.observe(tokens[:10], 10, None)
-    tier.observe(tokens[:20], 4, None)
+    tier.observe(tokens[:10], 10)
+    tier.observe(tokens[:20], 4)
     assert tier.log == tier.seen == tokens[:20]
     assert said(tier, 12) == [], "left out"
     assert said(tier, 14, 15) == [{16: 1}] * 2 and said(tier, 18) == [{19: 1}]
     tier.finish(tokens, 20)
     assert saved == tier.log == tier.seen == tokens and said(tier, 20) == []
-    tier.observe([*tokens, 77, 78], 32, None)
+    tier.observe([*tokens, 77, 78], 32)
     assert tier.log == [*tokens, 77, 78] and said(tier, 29) == [{77: 1}], "and goes on from there"
     assert said(ContextTier(saved), 20) == [{21: 1}], "when it is opened again, all is learned"
 
@@ -160,7 +160,7 @@ def test_a_live_log_forgets_as_the_stored_one_does(cap: int) -> None:
     for turn in range(60):
         for step in range(3):
             tokens += [turn % 7, step, turn]
-            tier.observe(tokens, 3, None)
+            tier.observe(tokens, 3)
             largest = max(largest, len(tier.log))
         before = tier.counts
         tier.finish(tokens, 9)
@@ -181,7 +181,7 @@ def test_a_long_log_takes_as_much_as_it_says(cap: int = 2_000) -> None:
     sizes = []
     for _ in range(40):
         tokens += [draw.randrange(3000) for _ in range(500)]
-        tier.observe(tokens, 500, None)
+        tier.observe(tokens, 500)
         tier.finish(tokens, 500)
         sizes.append(tier.bytes)
     assert max(sizes[10:]) < 1.5 * min(sizes[10:]), "it does not grow for ever"

@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafting.base import Likely, Tier
+from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import PRIORS, Calibration
 from engine.drafting.context import ContextTier
 from engine.drafting.costs import CostCurve
-from engine.drafting.harvest import HarvestTier
 from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.model import ModelTier
 from engine.drafting.statistics import StatisticsTier
-from engine.settings import POLICIES, Drafting
+from engine.settings import Drafting
 from engine.tree import Tree, graft
-from engine.types import CONTEXT, HARVEST, MODEL, STATISTICS, Followers
+from engine.types import CONTEXT, MODEL, STATISTICS, Followers
 from tests.unit.test_calibration import Noting, Said, sure
 from tests.unit.test_drafters_ngrams import every
 from tests.unit.test_drafters_statistics import Table
@@ -54,13 +53,10 @@ def counted(texts: Sequence[Sequence[int]]) -> Table:
 
 def filled(texts: Sequence[Sequence[int]]) -> list[Tier]:
     """All tiers, each with what it makes of the texts."""
-    context, model, harvest = ContextTier(texts[0]), ModelTier(), HarvestTier()
+    context, model = ContextTier(texts[0]), ModelTier()
     for text in texts:
         model.finish(text, len(text) - 1)
-    for at in range(2, len(texts[-1])):
-        likely = [(texts[-1][at], 0.6), ((texts[-1][at] + 1) % 5, 0.3)]
-        harvest.observe(texts[-1][: at + 1], 1, lambda index, likely=likely: likely)
-    return [context, harvest, model, StatisticsTier(counted(texts))]
+    return [context, model, StatisticsTier(counted(texts))]
 
 
 @settings(deadline=None, derandomize=True)
@@ -91,10 +87,9 @@ def test_a_smaller_tree_is_the_beginning_of_a_larger_one(
     assert (small.sources, small.match_lengths) == (large.sources, large.match_lengths)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_tokens_that_the_model_does_not_have_are_never_drafted(policy: str) -> None:
+def test_tokens_that_the_model_does_not_have_are_never_drafted() -> None:
     said = Followers(99, 5, {1000: 60, 2**32: 30, 999: 5, 7: 4})
-    hierarchy = Hierarchy([Said(name, said, said) for name in PRIORS], Calibration(), policy)
+    hierarchy = Hierarchy([Said(name, said, said) for name in PRIORS], Calibration())
     tree, _ = grow(hierarchy, [1], depth=3)
     assert set(tree.tokens) == {1, 999, 7} and len(tree) > 4
 
@@ -119,18 +114,6 @@ def test_of_equal_matches_the_first_tier_has_the_credit() -> None:
         assert (tree.sources[1:], tree.match_lengths[1:]) == ([names[0]], [2])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_was_harvested_is_told_as_context(policy: str) -> None:
-    harvest = HarvestTier()
-    harvest.observe([1, 2, 3], 1, lambda index: [(7, 0.9), (8, 0.05)])
-    hierarchy = Hierarchy([ContextTier(), harvest], Calibration(), policy)
-    tree = Tree(2)
-    spent = hierarchy.grow(tree, [1, 2], Budget(Drafting(budget="fixed"), 9, 100))
-    assert set(tree.sources[1:]) == {CONTEXT} and tree.tokens[1] == 7
-    assert set(spent) == {CONTEXT}
-    assert [len(group) for group in hierarchy.groups] == ([2] if policy != "merged" else [2])
-
-
 class Asked(Said):
     """A tier that counts how often it is asked, and takes its time."""
 
@@ -146,33 +129,19 @@ class Asked(Said):
         return self.said
 
 
-def test_hierarchical_access_asks_a_lower_tier_only_for_the_room_that_is_left() -> None:
-    many = Followers(99, 9, dict.fromkeys(range(9), 11.0))
-    high, low = Asked(CONTEXT, many), Asked(MODEL, sure(7))
-    hierarchy = Hierarchy([high, low], Calibration(), "hierarchical")
-    tree, _ = grow(hierarchy, [1], nodes=4)
-    assert tree.sources[1:] == [CONTEXT] * 4 and (low.asked, high.asked > 0) == (0, True)
-    tree, _ = grow(hierarchy, [1], nodes=20, depth=1)
-    assert tree.sources[1:] == [CONTEXT] * 9 and low.asked > 0, "it knew no other token"
-    lower = Hierarchy([Asked(CONTEXT, sure(3)), Asked(MODEL, many)], Calibration(), "hierarchical")
-    tree, _ = grow(lower, [1], nodes=6, depth=1)
-    assert tree.sources[1:] == [CONTEXT, *[MODEL] * 5] and tree.tokens[1] == 3
-
-
-def test_merged_access_asks_all_and_takes_the_likeliest() -> None:
+def test_all_tiers_are_asked_and_the_likeliest_node_comes_first() -> None:
     tiers = [Asked(CONTEXT, Followers(1, 1, {3: 1})), Asked(MODEL, *[sure(7, 300)] * 3)]
     tree, _ = grow(Hierarchy(tiers, Calibration()), [1], nodes=1)
     assert (tree.tokens[1], tree.sources[1]) == (7, MODEL) and tiers[0].asked > 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_time_of_looking_up_is_told_per_source(policy: str) -> None:
+def test_the_time_of_looking_up_is_told_per_source() -> None:
     tiers = [
         Asked(CONTEXT, sure(7), seconds=0.002),
-        Asked(HARVEST, sure(8), source=CONTEXT, seconds=0.003),
+        Asked(MODEL, sure(8), source=CONTEXT, seconds=0.003),
         Asked(STATISTICS, sure(9)),
     ]
-    hierarchy = Hierarchy(tiers, Calibration(), policy)
+    hierarchy = Hierarchy(tiers, Calibration())
     for _ in range(2):
         asked = [tier.asked for tier in tiers]
         spent = hierarchy.grow(Tree(1), [1], Budget(Drafting(nodes=2, budget="fixed"), 1, 100))
@@ -180,19 +149,19 @@ def test_the_time_of_looking_up_is_told_per_source(policy: str) -> None:
         assert set(spent) == {CONTEXT, STATISTICS}
         assert spent[CONTEXT].seconds >= 0.002 * asked[0] + 0.003 * asked[1] > 0
         assert spent[STATISTICS].seconds >= 0
-        hierarchy.observe([1, 7], 1, None)  # learning takes its time too, which is not a look-up
+        hierarchy.observe([1, 7], 1)  # learning takes its time too, which is not a look-up
 
 
 def copied(times: int, borne_out: bool = True) -> Hierarchy:
     """The context tier in the middle of a text that it has seen so many times before."""
     hierarchy = Hierarchy([ContextTier()], Calibration())
     text = list(range(100)) * times
-    hierarchy.observe(text, len(text), None)
+    hierarchy.observe(text, len(text))
     tokens = text[:]
     for token in range(30):
         tokens.append(token if borne_out else 500 + token)
         hierarchy.grow(Tree(tokens[-2]), tokens[:-1], Budget(Drafting(), 9, 1000))
-        hierarchy.observe(tokens, 1, None)
+        hierarchy.observe(tokens, 1)
     return hierarchy
 
 
@@ -246,18 +215,18 @@ def test_the_calibration_learns_before_the_tiers_do() -> None:
     calibration = Calibration()
     hierarchy = Hierarchy([ContextTier()], calibration)
     tokens = list(range(50))
-    hierarchy.observe(tokens[:10], 10, None)
+    hierarchy.observe(tokens[:10], 10)
     for at in range(10, 50):
         grow(hierarchy, tokens[:at])
-        hierarchy.observe(tokens[: at + 1], 1, None)
+        hierarchy.observe(tokens[: at + 1], 1)
     assert figures(calibration) == set(), "nothing was ever seen before, so nothing was predicted"
 
 
 def test_a_prompt_calibrates_nothing() -> None:
     calibration = Calibration()
-    hierarchy = Hierarchy([ContextTier(), HarvestTier()], calibration)
+    hierarchy = Hierarchy([ContextTier(), ModelTier()], calibration)
     for _ in range(2):
-        hierarchy.observe([1, 2, 3] * 9, 27, None)
+        hierarchy.observe([1, 2, 3] * 9, 27)
         hierarchy.finish([1, 2, 3] * 9, 0)
     assert figures(calibration) == set()
 
@@ -271,7 +240,7 @@ def test_a_tree_is_judged_once_and_by_the_step_that_it_was_drafted_for() -> None
         grow(hierarchy, tokens)
         for _ in range(steps):
             tokens.append(9)
-            hierarchy.observe(tokens, 1, None)
+            hierarchy.observe(tokens, 1)
     ranks = [{row for row in c.rows() if row.tier not in PRIORS} for c in (once, twice)]
     assert ranks[0] == ranks[1]
 
@@ -286,7 +255,7 @@ def test_nodes_of_another_drafter_are_not_judged(costs: CostCurve | None) -> Non
         hierarchy.grow(tree, [0], Budget(Drafting(nodes=2), 5, 100, costs))
         assert (len(tree) == 0) == (costs is not None)
         graft(tree, path, "other", 1, 99)
-        hierarchy.observe([0, 8], 1, None)
+        hierarchy.observe([0, 8], 1)
         learned.append(figures(calibration))
     assert learned[0] == learned[1] != set()
 
@@ -295,56 +264,54 @@ def test_every_tier_hears_everything() -> None:
     heard: list[tuple[str, str, int]] = []
 
     class Hearing(Said):
-        def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
-            heard.append((self.name, "observe", new if likely is None else -new))
+        def observe(self, tokens: Sequence[int], new: int) -> None:
+            heard.append((self.name, "observe", new))
 
         def finish(self, tokens: Sequence[int], new: int) -> None:
             heard.append((self.name, "finish", new))
 
     hierarchy = Hierarchy([Hearing(CONTEXT), Hearing(MODEL)], Calibration())
-    hierarchy.observe([1, 2], 2, None)
-    hierarchy.observe([1, 2, 3], 1, lambda index: [(3, 1.0)])
+    hierarchy.observe([1, 2], 2)
+    hierarchy.observe([1, 2, 3], 1)
     hierarchy.finish([1, 2, 3], 1)
-    calls = [("observe", 2), ("observe", -1), ("finish", 1)]
+    calls = [("observe", 2), ("observe", 1), ("finish", 1)]
     assert heard == [(name, *call) for call in calls for name in (CONTEXT, MODEL)]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_tiers_and_empty_tiers_draft_nothing(policy: str) -> None:
+def test_no_tiers_and_empty_tiers_draft_nothing() -> None:
     tiers: Mapping[int, list[Tier]] = {
         0: [],
         1: [ContextTier()],
-        4: [ContextTier(), HarvestTier(), ModelTier(), StatisticsTier(Table({}))],
+        3: [ContextTier(), ModelTier(), StatisticsTier(Table({}))],
     }
     for found in tiers.values():
-        hierarchy = Hierarchy(found, Calibration(), policy)
+        hierarchy = Hierarchy(found, Calibration())
         for tokens in ([1], [1, 2], list(range(20))):
             tree, budget = grow(hierarchy, tokens)
             assert len(tree) == 0 and budget.expected == 1.0
-            hierarchy.observe([*tokens, 3], 1, None)
+            hierarchy.observe([*tokens, 3], 1)
 
 
 def test_the_same_state_drafts_the_same_tree() -> None:
     draw = random.Random(5)
     texts = [[draw.randrange(5) for _ in range(80)] for _ in range(3)]
-    trees = [
-        [paths_of(grow(Hierarchy(filled(texts), Calibration(), policy), [1, 2])[0]) for _ in "12"]
-        for policy in POLICIES
-    ]
-    assert all(first == second and len(first) > 9 for first, second in trees)
+    first, second = (
+        paths_of(grow(Hierarchy(filled(texts), Calibration()), [1, 2])[0]) for _ in "12"
+    )
+    assert first == second and len(first) > 9
 
 
 @pytest.mark.parametrize(("new", "learns"), [(5, True), (3, False)])
-def test_only_what_the_tree_was_grown_for_teaches_how_far_evidence_can_be_trusted(
+def test_only_what_the_tree_was_grown_for_teaches_the_evidence_weights(
     new: int, learns: bool
 ) -> None:
-    """In a rest the first of the decided tokens may have been left out."""
+    """In a back-off the first of the decided tokens may have been left out."""
     calibration = Calibration()
     hierarchy = Hierarchy([ContextTier([1, 2, 3, 4, 5, 6, 7] * 3)], calibration)
     tokens = [1, 2, 3]
     tree, _ = grow(hierarchy, tokens)
     assert len(tree)
-    hierarchy.observe([*tokens, 4, 5, 6, 7, 1], new, None)
+    hierarchy.observe([*tokens, 4, 5, 6, 7, 1], new)
     assert bool(calibration.rows()) == learns
-    hierarchy.observe([*tokens, 4, 5, 6, 7, 1, 2], 1, None)
+    hierarchy.observe([*tokens, 4, 5, 6, 7, 1, 2], 1)
     assert bool(calibration.rows()) == learns, "the tree is gone either way"

@@ -41,13 +41,13 @@ def draft(
 def test_the_index_finds_what_a_scan_finds(tokens: list[int], steps: list[int]) -> None:
     drafter = LookupDrafter()
     end = steps[0]
-    drafter.observe(tokens[:end], len(tokens[:end]), None)
+    drafter.observe(tokens[:end], len(tokens[:end]))
     for step in steps[1:]:
         assert draft(drafter, tokens[:end]) == scan(tokens[:end])
         if end >= len(tokens):
             break
         before, end = end, min(end + step, len(tokens))
-        drafter.observe(tokens[:end], end - before, None)
+        drafter.observe(tokens[:end], end - before)
 
 
 @pytest.mark.model
@@ -61,7 +61,7 @@ def test_it_drafts_what_the_library_drafts(tokens: list[int]) -> None:
         num_output_tokens=LONGEST_COPY, max_matching_ngram_size=LONGEST_MATCH, max_length=999
     )
     drafter = LookupDrafter()
-    drafter.observe(tokens, len(tokens), None)
+    drafter.observe(tokens, len(tokens))
     wanted, _ = library.get_candidates(torch.tensor([tokens]))
     assert [*tokens, *draft(drafter, tokens)[0]] == wanted[0].tolist()
 
@@ -69,7 +69,7 @@ def test_it_drafts_what_the_library_drafts(tokens: list[int]) -> None:
 def test_the_first_place_of_the_longest_match_counts() -> None:
     drafter = LookupDrafter()
     tokens = [1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3, 6, 1, 2, 3]
-    drafter.observe(tokens, len(tokens), None)
+    drafter.observe(tokens, len(tokens))
     assert draft(drafter, tokens) == ((4, 9, 2, 3, 5, 1, 2, 3, 6, 1), 3)
     assert draft(drafter, tokens, nodes=2) == draft(drafter, tokens, depth=2) == ((4, 9), 3)
     assert draft(drafter, tokens, nodes=0) == ((), 0)
@@ -77,13 +77,13 @@ def test_the_first_place_of_the_longest_match_counts() -> None:
 
 def test_a_copy_ends_with_the_text() -> None:
     drafter = LookupDrafter()
-    drafter.observe([7, 7, 7], 3, None)
+    drafter.observe([7, 7, 7], 3)
     assert draft(drafter, [7, 7, 7]) == ((7,), 2)
 
 
 def test_a_new_prompt_starts_a_new_text() -> None:
     drafter = LookupDrafter()
-    drafter.observe([1, 2, 1], 3, None)
+    drafter.observe([1, 2, 1], 3)
     drafter.finish([1, 2, 1], 1)
-    drafter.observe([2, 3, 1], 3, None)
+    drafter.observe([2, 3, 1], 3)
     assert draft(drafter, [2, 3, 1]) == ((), 0) == draft(LookupDrafter(), [5])

@@ -44,7 +44,7 @@ def test_documents_are_answers_that_held_the_gram(
     tier = ModelTier(learned=lambda grams: handed.append(set(grams)))
     counts: Counter[tuple[int, ...]] = Counter()
     for answer in answers:
-        tier.observe(answer, 1, None)
+        tier.observe(answer, 1)
         tier.finish(answer, len(answer) - 1)
         counts.update(grams_of(answer, len(answer) - 1))
     assert Counter(gram for grams in handed for gram in grams) == counts

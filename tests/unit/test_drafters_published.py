@@ -75,19 +75,19 @@ def test_the_context_keeps_the_seven_latest_continuations() -> None:
     tokens: list[int] = []
     for i in range(10):
         tokens += [7, 100 + i, 1, 2, 3]
-    drafter.observe(tokens, len(tokens), None)
-    drafter.observe([*tokens, 7], 1, None)
+    drafter.observe(tokens, len(tokens))
+    drafter.observe([*tokens, 7], 1)
     assert leaves(grown(drafter, [7])) == [(100 + i, 1, 2, 3) for i in range(9, 2, -1)]
 
 
 def test_the_context_learns_across_steps_and_not_twice() -> None:
     whole, stepwise = PublishedContext(), PublishedContext()
     tokens = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
-    whole.observe(tokens, len(tokens), None)
-    stepwise.observe(tokens[:3], 3, None)
+    whole.observe(tokens, len(tokens))
+    stepwise.observe(tokens[:3], 3)
     for end in range(4, len(tokens) + 1):
-        stepwise.observe(tokens[:end], 1, None)
-    stepwise.observe(tokens, len(tokens), None)
+        stepwise.observe(tokens[:end], 1)
+    stepwise.observe(tokens, len(tokens))
     stepwise.finish(tokens, 5)
     assert stepwise.table == whole.table
     assert all(len(gram) == AHEAD for line in whole.table.values() for gram in line)
@@ -132,7 +132,7 @@ def test_the_statistics_are_asked_with_two_tokens_then_one() -> None:
     assert table.asked[0] == (1, 2) and (2,) in table.asked
     assert leaves(tree) == [(5, 6, 7, 8), (3,), (4,)]
     assert [tree.match_lengths[tree.children[0][token]] for token in (5, 3, 4)] == [2, 2, 1]
-    drafter.observe([1, 2], 2, None)
+    drafter.observe([1, 2], 2)
     drafter.finish([1, 2], 2)
     assert len(table.entries) == 6
 

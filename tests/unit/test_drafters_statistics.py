@@ -53,6 +53,6 @@ def test_a_key_is_never_longer_than_the_text() -> None:
 def test_nothing_is_learned() -> None:
     table = Table({})
     tier = StatisticsTier(table)
-    tier.observe([1, 2], 2, None)
+    tier.observe([1, 2], 2)
     tier.finish([1, 2], 2)
     assert table.entries == {} and table.asked == []

@@ -12,7 +12,7 @@ from engine.drafting.base import Drafter, Frozen, Learner
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import ContextTier
-from engine.drafting.harvest import HarvestTier
+from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.lookup import LookupDrafter
 from engine.drafting.model import ModelTier
@@ -21,7 +21,7 @@ from engine.drafting.statistics import StatisticsTier
 from engine.errors import SettingError
 from engine.hsd.family import Family
 from engine.hsd.stack import LevelDrafter, Stack
-from engine.methods import METHODS, Databases, drafters_of, method_named
+from engine.methods import METHODS, method_named
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Followers, Gram, Step
@@ -43,7 +43,7 @@ def hierarchy(drafters: list[Drafter]) -> Hierarchy:
 
 
 def run(databases: Databases, name: str, wanted: Generation, drafting: Drafting) -> list[Step]:
-    drafters = databases.drafters(method_named(name, drafting))
+    drafters = method_named(name, drafting).drafters(databases)
     events = decode(ToyBackend(), list(b"hello"), drafters, wanted, drafting)
     return [event for event in events if isinstance(event, Step)]
 
@@ -106,10 +106,7 @@ def test_what_is_no_method_is_refused_with_how_to_name_a_stack(name: str) -> Non
 
 
 def test_a_drafting_overrides_what_a_method_may_change() -> None:
-    wanted = Drafting(
-        tiers=(STATISTICS, MODEL), policy="hierarchical", nodes=3, threshold=0.2,
-        budget="fixed", harvest=True,
-    )  # fmt: skip
+    wanted = Drafting(tiers=(STATISTICS, MODEL), nodes=3, threshold=0.2, budget="fixed")
     assert method_named("hd", wanted).drafting == wanted
     alone = method_named("model", wanted).drafting
     assert alone == replace(wanted, tiers=(MODEL,))
@@ -122,48 +119,43 @@ def test_the_published_method_and_the_peers_have_their_own_constants() -> None:
         drafting = METHODS[name].drafting
         assert (drafting.nodes, drafting.budget) == (nodes, "fixed")
     databases = Databases(statistics=Table())
-    assert [type(d) for d in databases.drafters(METHODS["rest"])] == [PublishedStatistics]
-    (first,), (second,) = (databases.drafters(METHODS["lookup"]) for _ in range(2))
+    assert [type(d) for d in METHODS["rest"].drafters(databases)] == [PublishedStatistics]
+    (first,), (second,) = (METHODS["lookup"].drafters(databases) for _ in range(2))
     assert isinstance(first, LookupDrafter) and first is not second
 
 
-@pytest.mark.parametrize("harvest", [True, False])
-def test_tiers_come_in_the_methods_order(harvest: bool) -> None:
+def test_tiers_come_in_the_methods_order() -> None:
     databases = Databases(statistics=Table())
-    wanted = Drafting(tiers=(STATISTICS, CONTEXT, MODEL), harvest=harvest, policy="hierarchical")
-    drafter = hierarchy(databases.drafters(method_named("hd", wanted)))
-    kinds = [StatisticsTier, ContextTier, *([HarvestTier] if harvest else []), ModelTier]
-    assert [type(tier) for tier in drafter.tiers] == kinds
-    assert [tier.source for tier in drafter.tiers] == [
-        STATISTICS, CONTEXT, *([CONTEXT] if harvest else []), MODEL,
-    ]  # fmt: skip
-    assert [len(group) for group in drafter.groups] == [1, 1 + harvest, 1]
-    assert databases.drafters(METHODS["plain"]) == []
+    wanted = Drafting(tiers=(STATISTICS, CONTEXT, MODEL))
+    drafter = hierarchy(method_named("hd", wanted).drafters(databases))
+    assert [type(tier) for tier in drafter.tiers] == [StatisticsTier, ContextTier, ModelTier]
+    assert [tier.source for tier in drafter.tiers] == [STATISTICS, CONTEXT, MODEL]
+    assert METHODS["plain"].drafters(databases) == []
 
 
 def test_the_tiers_keep_what_they_learned_between_answers() -> None:
     databases = Databases()
     for _ in range(2):
-        drafter = hierarchy(databases.drafters(METHODS["hd"]))
+        drafter = hierarchy(METHODS["hd"].drafters(databases))
         assert {databases.context, databases.model} <= set(drafter.tiers)
         assert drafter.calibration is databases.calibration
     assert databases.model is databases.learned
 
 
 def test_without_a_table_the_statistics_tier_is_left_out() -> None:
-    assert Databases().drafters(METHODS["statistics"]) == []
-    assert Databases().drafters(METHODS["rest"]) == []
-    names = [d.name for d in Databases().drafters(METHODS["hd-published"])]
+    assert METHODS["statistics"].drafters(Databases()) == []
+    assert METHODS["rest"].drafters(Databases()) == []
+    names = [d.name for d in METHODS["hd-published"].drafters(Databases())]
     assert names == [CONTEXT, MODEL]
 
 
 def test_the_published_tiers_start_from_the_model_tier() -> None:
     model = ModelTier([Gram((1, 2, 3, 4, 5), 3, 1)])
     databases = Databases(model=model, statistics=Table())
-    drafters = databases.drafters(METHODS["hd-published"])
+    drafters = METHODS["hd-published"].drafters(databases)
     assert [type(d) for d in drafters] == [PublishedContext, PublishedModel, PublishedStatistics]
     assert list(drafters[1].drafts([1])) == [((2, 3, 4, 5), 1)]  # type: ignore[attr-defined]
-    assert databases.drafters(METHODS["hd-published"]) == drafters
+    assert METHODS["hd-published"].drafters(databases) == drafters
 
 
 LONG = Generation(Sampling(0.0), max_tokens=40)
@@ -176,13 +168,13 @@ def test_measuring_leaves_no_trace(method: str, made: bool) -> None:
     model = ModelTier([Gram((1, 2, 3, 4, 5), 1, 1)], saved.append)
     databases = Databases(ContextTier((1, 2, 3), saved.append), model, Table())
     if made:
-        databases.drafters(METHODS[method])
+        METHODS[method].drafters(databases)
     drafting = METHODS[method].drafting
     runs = [run(databases.for_measuring([5]), method, LONG, drafting) for _ in range(2)]
     assert runs[0] == runs[1], "the second run drafts as the first did"
     assert any(step.proposed for step in runs[0])
     assert saved == [] and databases.context.log == [1, 2, 3] and databases.calibration.rows() == []
-    assert dict(model.grams()) == {(1, 2, 3, 4, 5): 1} and databases.harvest.table == {}
+    assert dict(model.grams()) == {(1, 2, 3, 4, 5): 1}
     if method == "hd-published" and made:
         assert databases.published[MODEL].grams == {(1, 2, 3, 4, 5): 1}  # type: ignore[attr-defined]
         assert databases.published[CONTEXT].table == {}  # type: ignore[attr-defined]
@@ -193,8 +185,8 @@ def test_measuring_starts_from_what_is_known() -> None:
     databases = Databases(ContextTier((8, 9)), model, Table())
     run(databases, "hd", LONG, Drafting())
     copy = databases.for_measuring([5, 6])
-    drafter = hierarchy(copy.drafters(METHODS["hd"]))
-    context, past, table = (tier for tier in drafter.tiers if tier.name != "harvest")
+    drafter = hierarchy(METHODS["hd"].drafters(copy))
+    context, past, table = drafter.tiers
     assert copy.context is context and copy.context.log == [5, 6]
     assert isinstance(past, Frozen) and past.matches((4,)) == model.matches((4,)) != []
     assert isinstance(table, StatisticsTier) and copy.statistics is databases.statistics
@@ -205,11 +197,11 @@ def test_measuring_starts_from_what_is_known() -> None:
 def test_the_next_conversation_shares_all_but_the_context() -> None:
     calibration = Calibration()
     databases = Databases(ContextTier((1, 2)), ModelTier(), Table(), calibration)
-    published = databases.drafters(METHODS["hd-published"])
+    published = METHODS["hd-published"].drafters(databases)
     other = databases.next_conversation()
     assert other.context.log == [] and other.learned is databases.learned is other.model
     assert other.calibration is calibration and other.statistics is databases.statistics
-    again = other.drafters(METHODS["hd-published"])
+    again = METHODS["hd-published"].drafters(other)
     assert again[0] is not published[0] and again[1:] == published[1:]
 
 
@@ -232,7 +224,7 @@ def test_the_model_tier_learns_from_an_answer_that_the_chat_gives() -> None:
 def test_frozen_tiers_answer_and_forget() -> None:
     inner = ContextTier((1, 2, 1, 2))
     frozen = Frozen(inner)
-    frozen.observe([1, 2, 3], 3, None)
+    frozen.observe([1, 2, 3], 3)
     frozen.finish([1, 2, 3], 3)
     assert inner.log == [1, 2, 1, 2] and (frozen.name, frozen.source) == (CONTEXT, CONTEXT)
     assert frozen.matches((1, 2)) == inner.matches((1, 2)) != []
@@ -290,7 +282,7 @@ def test_a_method_is_made_of_databases_and_draft_models(
 ) -> None:
     method = method_named(name, Drafting(tiers=tiers))
     databases = Databases(statistics=Table())
-    assert parts(drafters_of(method, databases, toy_family(), Sampling(0.7))) == wanted
+    assert parts(method.drafters(databases, toy_family(), Sampling(0.7))) == wanted
 
 
 def test_without_a_plan_the_best_one_is_taken() -> None:
@@ -298,7 +290,7 @@ def test_without_a_plan_the_best_one_is_taken() -> None:
     plan = str(family.plan("", "match"))
     assert plan.startswith("databases/")
     for name, first in (("hsd", f"learns {ALL}"), ("hd+hsd", ALL)):
-        found = parts(drafters_of(METHODS[name], databases, family, Sampling(0.7)))
+        found = parts(METHODS[name].drafters(databases, family, Sampling(0.7)))
         assert found == [first, plan]
 
 
@@ -308,7 +300,7 @@ def test_what_the_databases_draft_for_a_small_model_they_learn_only_once() -> No
     for name in ("hsd:databases/small@3", "hd+hsd:databases/small@3"):
         databases.context.log.clear()
         method, prompt = method_named(name), list(b"hello")
-        drafters = drafters_of(method, databases, toy_family(), LONG.sampling)
+        drafters = method.drafters(databases, toy_family(), LONG.sampling)
         events = decode(ToyBackend(), prompt, drafters, LONG, method.drafting)
         answer = [t.id for event in events if isinstance(event, Step) for t in event.tokens]
         assert databases.context.log == [*prompt, *answer]
@@ -323,7 +315,7 @@ def test_a_small_model_trusts_the_databases_as_the_target_does_and_learns_on_its
     assert before != [] and below.calibration.rows() == before
     tree = Tree(ord("a"))
     below.grow(tree, list(b"hello a"), Budget(Drafting(), 9, 260))
-    below.observe(list(b"hello a b"), 2, None)
+    below.observe(list(b"hello a b"), 2)
     assert below.calibration.rows() != before == databases.calibration.rows()
 
 
@@ -331,19 +323,19 @@ def test_a_small_model_trusts_the_databases_as_the_target_does_and_learns_on_its
 @pytest.mark.parametrize("name", ["hsd", "hd+hsd:small", "single:small"])
 def test_a_stack_without_draft_models_is_an_error(name: str, family: Family | None) -> None:
     with pytest.raises(SettingError, match=f"{re.escape(name)}.*none is loaded.*Stack tab"):
-        drafters_of(method_named(name), Databases(), family, Sampling())
+        method_named(name).drafters(Databases(), family, Sampling())
 
 
 def test_methods_without_a_stack_need_no_family() -> None:
     for name in ("plain", "hd", "lookup"):
         databases = Databases()
         method = METHODS[name]
-        assert len(drafters_of(method, databases, None, Sampling())) == (name != "plain")
+        assert len(method.drafters(databases, None, Sampling())) == (name != "plain")
 
 
 def test_the_rule_of_the_drafting_is_the_rule_of_every_level() -> None:
     for rule, kind in (("match", Match), ("rejection", Rejection)):
         method = method_named("hsd:small@3/mid@2", Drafting(rule=rule))
-        (stack,) = drafters_of(method, Databases(), toy_family(), Sampling(seed=5))
+        (stack,) = method.drafters(Databases(), toy_family(), Sampling(seed=5))
         assert isinstance(stack, Stack) and isinstance(stack.top.below, LevelDrafter)
         assert type(stack.top.rule) is type(stack.top.below.rule) is kind

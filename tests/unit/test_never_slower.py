@@ -11,7 +11,6 @@ import pytest
 from engine.backends.scores import LogitScores
 from engine.backends.toy import END, ToyBackend, toy_logits
 from engine.decode import decode
-from engine.drafting.base import Likely
 from engine.drafting.budget import Budget
 from engine.drafting.controller import FULL, PLAIN
 from engine.drafting.costs import CostCurve, Gain
@@ -88,7 +87,7 @@ class Costly:
         graft(tree, self.knows(tokens)[: budget.depth], self.source, 1, budget.nodes)
         return {self.source: Work(self.looking)}
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         if self.name == DATABASES or new == len(tokens):
             self.clock.now += self.learning * new
             self.learned += new

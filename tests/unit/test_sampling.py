@@ -11,7 +11,6 @@ from engine.sampling import (
     choose,
     distribution,
     gumbel,
-    likeliest,
     nucleus_floor,
     probabilities,
     warp,
@@ -249,16 +248,3 @@ def test_probabilities_are_the_softmax() -> None:
 def test_the_probability_of_a_hopeless_token_is_zero_without_a_warning() -> None:
     law = probabilities(np.float32([200.0, -200.0, -np.inf]))
     assert law.tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-30)
-
-
-@settings(deadline=None, derandomize=True)
-@given(st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=60), st.floats(0.0, 1.0))
-def test_the_likeliest_tokens_come_in_their_order(values: list[float], least: float) -> None:
-    shares = probabilities(np.float32(values))
-    found = likeliest(shares, least)
-    tokens, said = [token for token, _ in found], [share for _, share in found]
-    assert len(set(tokens)) == len(tokens) > 0
-    assert said == sorted(said, reverse=True) and said[0] == shares.max()
-    assert all(type(token) is int and shares[token] == share for token, share in found)
-    left = [share for token, share in enumerate(shares) if token not in tokens]
-    assert all(share <= said[-1] for share in left), "nothing likelier is left out"

@@ -15,10 +15,11 @@ import pytest
 from engine.backends.base import Filled
 from engine.backends.toy import CELL, ToyBackend
 from engine.decode import decode, never
+from engine.drafting.databases import Databases
 from engine.errors import ModelError
 from engine.hsd.family import Family
 from engine.loaded import NoModel
-from engine.methods import Databases, drafters_of, method_named
+from engine.methods import method_named
 from engine.sequences import LIMIT, Sequences
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -205,7 +206,7 @@ def test_draft_models_have_a_sequence_per_conversation(
         runs = []
         for name in names:
             family = family_of(warm, name)
-            drafters = drafters_of(method, databases, family, wanted.sampling)
+            drafters = method.drafters(databases, family, wanted.sampling)
             runs.append(decode(family.target, texts[name], drafters, wanted, FIXED))
             for level in ("small", "mid"):
                 read[name, turn, level] = prefills(family.drafts[level], monkeypatch)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import SettingError
-from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
+from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import CONTEXT, MODEL, RULES, STATISTICS, TIERS
 
 NUMBERS = [
@@ -86,12 +86,6 @@ def test_settings_do_not_change_afterwards() -> None:
     assert hash(Generation(stop=("a",))) == hash(Generation(stop=("a",)))
 
 
-@pytest.mark.parametrize("policy", ["", "Merged", "best", None, 3])
-def test_unknown_policies_are_refused(policy: Any) -> None:
-    with pytest.raises(SettingError, match="merged, hierarchical"):
-        Drafting(policy=policy)
-
-
 @pytest.mark.parametrize("budget", ["", "Adaptive", "measured", None, 64])
 def test_unknown_budgets_are_refused(budget: Any) -> None:
     with pytest.raises(SettingError, match="adaptive, fixed"):
@@ -110,11 +104,21 @@ def test_the_rule_that_keeps_the_seeds_text_is_the_default() -> None:
     assert Drafting.from_mapping({"rule": "rejection"}) == Drafting(rule="rejection") != Drafting()
 
 
-@pytest.mark.parametrize("harvest", ["on", None, 1, 0.0])
-def test_harvesting_is_on_or_off(harvest: Any) -> None:
-    with pytest.raises(SettingError, match="on or off"):
-        Drafting(harvest=harvest)
-    assert Drafting(harvest=True) != Drafting(harvest=False)
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"policy": "hierarchical", "harvest": True, "nodes": 9},
+        {"policy": ["no", "policy"], "harvest": None, "nodes": 9},
+    ],
+)
+def test_what_was_stored_with_settings_of_earlier_versions_still_opens(
+    stored: dict[str, Any],
+) -> None:
+    assert Drafting.from_mapping(stored) == Drafting(nodes=9)
+    with pytest.raises(SettingError, match="'policies'"):
+        Drafting.from_mapping({**stored, "policies": "merged"})
+    with pytest.raises(SettingError, match="'policy'"):
+        Sampling.from_mapping({"policy": "merged"})
 
 
 def test_known_budgets_are_taken_and_the_first_is_the_default() -> None:
@@ -122,9 +126,8 @@ def test_known_budgets_are_taken_and_the_first_is_the_default() -> None:
     assert Drafting().budget == BUDGETS[0] == "adaptive"
 
 
-def test_known_policies_and_tiers_are_taken() -> None:
-    for policy in POLICIES:
-        assert Drafting(policy=policy, tiers=(STATISTICS, CONTEXT)).tiers == (STATISTICS, CONTEXT)
+def test_known_tiers_are_taken() -> None:
+    assert Drafting(tiers=(STATISTICS, CONTEXT)).tiers == (STATISTICS, CONTEXT)
     assert Drafting(tiers=()).tiers == ()
     assert Drafting().tiers == TIERS
 

@@ -19,7 +19,7 @@ from engine.backends.toy import (
     toy_logits,
 )
 from engine.decode import never
-from engine.drafting.base import Drafter, Likely
+from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import LARGEST, CostCurve
 from engine.hsd.family import Family
@@ -108,7 +108,7 @@ def test_caches_hold_what_was_decided_and_own_drafts(names: tuple[str, ...], rul
     draw, sampling = random.Random(7), Sampling(1.0, seed=4)
     levels = stacked(toy_models(names), (3, 2, 4), sampling, rule)
     top, tokens = levels[-1], list(PROMPT)
-    top.observe(tokens, len(tokens), None)
+    top.observe(tokens, len(tokens))
     for _ in range(60):
         tree, _ = grown(top, tokens, plenty(draw.randrange(1, 9)))
         path = tree.path(len(tree))
@@ -124,7 +124,7 @@ def test_caches_hold_what_was_decided_and_own_drafts(names: tuple[str, ...], rul
         new = [*path[: draw.randrange(len(path) + 1)]]
         new += [draw.randrange(97, 123) for _ in range(draw.choice((1, 1, 2, LAG + 4)))]
         tokens += new
-        top.observe(tokens, len(new), None)
+        top.observe(tokens, len(new))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -136,7 +136,7 @@ def test_what_a_cache_lacks_may_be_read_before_or_with_the_drafts(
         monkeypatch.setattr("engine.hsd.stack.LAG", lag)
         draw, sampling, paths = random.Random(3), Sampling(temperature, seed=1), []
         levels, tokens = stacked(toy_models(), (3, 2, 4), sampling), list(PROMPT)
-        levels[-1].observe(tokens, len(tokens), None)
+        levels[-1].observe(tokens, len(tokens))
         calls: list[int] = []
         for level in levels:
             monkeypatch.setattr(level.backend, "prefill", counted(level.backend, calls))
@@ -267,9 +267,9 @@ def test_work_counts_every_forward_and_what_was_handed_up(names: tuple[str, ...]
 def test_a_level_reads_the_prompt_at_once_and_what_follows_later() -> None:
     model = Strict()
     level = stacked({"small": model}, [3], Sampling(0.0))[-1]
-    level.observe(PROMPT, len(PROMPT), None)
+    level.observe(PROMPT, len(PROMPT))
     assert model.cache == level.cached == list(PROMPT[:-1]) and model.forwards == 0
-    level.observe([*PROMPT, 5, 6], 2, None)
+    level.observe([*PROMPT, 5, 6], 2)
     level.finish([*PROMPT, 5, 6], 2)
     assert model.cache == list(PROMPT[:-1]) and model.forwards == 0
 
@@ -286,17 +286,17 @@ def test_a_stop_ends_the_reading_of_draft_models(rule: Rule, read: int) -> None:
         plan = "/".join(f"{name}@3" for name in names)
         chosen = family.plan(plan, rule)
         stack = family.stack(chosen, Sampling(), rule, None, partial(next, left, True))
-        stack.observe(prompt, len(prompt), None)
+        stack.observe(prompt, len(prompt))
         held = [len(model.cache) for model in models.values()]
         assert sum(held) == read * CHUNK < len(prompt)
         tree, _ = grown(stack.top, prompt)
         assert not len(tree) and not any(model.forwards for model in models.values())
         again = family.stack(chosen, Sampling(), rule, None)
-        again.observe(prompt, len(prompt), None)
+        again.observe(prompt, len(prompt))
         fresh = Family(ToyBackend(), toy_models(names), profile).stack(
             chosen, Sampling(), rule, None
         )
-        fresh.observe(prompt, len(prompt), None)
+        fresh.observe(prompt, len(prompt))
         paths = [grown(each.top, prompt)[0] for each in (again, fresh)]
         assert paths[0].tokens == paths[1].tokens and len(paths[0]) >= 3
 
@@ -308,9 +308,9 @@ def test_a_level_whose_reading_was_stopped_reads_again_before_it_drafts() -> Non
         "small", model, 3, Sampling(0.0), Match(), VOCABULARY, cancelled=lambda: next(asked, False)
     )
     first = [*PROMPT[:20], *PROMPT]
-    level.observe(first, len(first), None)
+    level.observe(first, len(first))
     other = [97 + at % 26 for at in range(3 * CHUNK)]
-    level.observe(other, len(other), None)
+    level.observe(other, len(other))
     assert model.cache == other[:CHUNK]
     for prompt in (first, other):
         tree, _ = grown(level, prompt)
@@ -342,11 +342,11 @@ def test_the_drafter_below_reads_the_prompt_and_hears_what_was_said_after_it() -
     heard: list[tuple[tuple[int, ...], int]] = []
 
     class Listener(Adversary):
-        def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+        def observe(self, tokens: Sequence[int], new: int) -> None:
             heard.append((tuple(tokens), new))
 
     top = stacked({"small": Strict()}, [4], Sampling(0.0), below=Listener(lambda tokens: []))[-1]
-    top.observe(PROMPT, len(PROMPT), None)
+    top.observe(PROMPT, len(PROMPT))
     tree, _ = grown(top, PROMPT)
     path = tree.path(4)
     assert heard[0] == (PROMPT, len(PROMPT))
@@ -404,7 +404,7 @@ class Top:
             row = tree.add(row, token, "draft:top")
         return {"draft:top": Work(self.seconds, self.batch)}
 
-    def observe(self, tokens: Sequence[int], new: int, likely: Likely | None) -> None:
+    def observe(self, tokens: Sequence[int], new: int) -> None:
         self.heard.append(("observe", new))
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
@@ -492,7 +492,7 @@ def test_a_stack_that_has_nothing_to_say_costs_nobody_a_draft() -> None:
     tree.add(0, 97, CONTEXT)
     for _ in range(3):
         stack.grow(tree, PROMPT, Budget(Drafting(), 20, VOCABULARY, flat()))
-        stack.observe(PROMPT, 2, None)
+        stack.observe(PROMPT, 2)
     assert tree.path(1) == (97,) and (stack.tokens, stack.seconds) == (9.0, 0.0)
 
 
@@ -504,17 +504,17 @@ def test_a_stack_learns_what_a_draft_takes_and_what_it_is_worth(
     stack = stack_on(top, 5.0, 8.0, monkeypatch)
     for new in [3] * 100:
         leads(stack)
-        stack.observe([0], new, None)
+        stack.observe([0], new)
     assert stack.seconds == pytest.approx(0.25, abs=0.5) and stack.tokens == pytest.approx(
         3, abs=0.2
     )
     before = stack.tokens
     leads(stack)
-    stack.observe([0], 1, None)
+    stack.observe([0], 1)
     assert before - 0.2 < stack.tokens < before, "one step does not turn it"
     for _ in range(300):
         leads(stack)
-        stack.observe([0], 1, None)
+        stack.observe([0], 1)
     assert stack.tokens == pytest.approx(1.0, abs=0.01)
     assert stack.seconds == pytest.approx(0.25, abs=0.01)
 
@@ -522,9 +522,9 @@ def test_a_stack_learns_what_a_draft_takes_and_what_it_is_worth(
 def test_steps_without_a_draft_teach_a_stack_nothing_and_reach_the_levels() -> None:
     top = Top()
     stack = stack_on(top, 3.0, 0.5)
-    stack.observe([0], 40, None)
+    stack.observe([0], 40)
     assert not leads(stack, nodes=2)
-    stack.observe([0], 9, None)
+    stack.observe([0], 9)
     stack.finish([0], 9)
     assert (stack.tokens, stack.seconds) == (3.0, 0.5)
     assert top.heard == [("observe", 40), ("observe", 9), ("finish", 9)]

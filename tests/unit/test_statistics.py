@@ -512,7 +512,8 @@ def test_keys_that_cannot_be_are_unknown(path: Path) -> None:
 def test_poisoned_tokens_do_not_change_an_answer(path: Path, name: str, blob: str) -> None:
     from engine.backends.toy import ToyBackend
     from engine.decode import decode
-    from engine.methods import METHODS, Databases
+    from engine.drafting.databases import Databases
+    from engine.methods import METHODS
     from engine.settings import Generation, Sampling
     from engine.types import Step
 
@@ -522,7 +523,7 @@ def test_poisoned_tokens_do_not_change_an_answer(path: Path, name: str, blob: st
     generation = Generation(Sampling(0.8, seed=2), max_tokens=40)
     databases, method = Databases(statistics=StatisticsTable(path)), METHODS[name]
     runs = []
-    for drafters in ([], databases.drafters(method)):
+    for drafters in ([], method.drafters(databases)):
         events = decode(ToyBackend(), [1, 2, 29], drafters, generation, method.drafting)
         steps = [event for event in events if isinstance(event, Step)]
         runs.append([token.id for step in steps for token in step.tokens])

@@ -52,9 +52,7 @@ def test_a_tree_row_scores_as_its_path_alone(toy: ToyBackend) -> None:
             single = alone.score(Tree([*prompt, *path][-1]), sampling)
             assert single.choose(0) == scores.choose(row)
             assert single.probability(0, 97) == scores.probability(row, 97)
-            assert single.likely(0) == scores.likely(row)
             assert (single.distribution(0) == scores.distribution(row)).all()
-            assert all(scores.probability(row, t) == p for t, p in scores.likely(row))
 
 
 def test_accept_keeps_the_root_and_the_accepted_rows(toy: ToyBackend) -> None:

@@ -54,9 +54,6 @@ class Table:
     def probability(self, row: int, token: int) -> float:
         return float(self.laws[row][token])
 
-    def likely(self, row: int) -> list[tuple[int, float]]:
-        return []
-
 
 def certain(token: int, size: int = SYMBOLS) -> Law:
     return np.eye(size)[token]

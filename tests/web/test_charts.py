@@ -170,7 +170,6 @@ def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
         CalibrationRow("context", 2, 0, 300.0, 30.0),
         CalibrationRow("context", 2, 7, 100.0, 100.0),
         CalibrationRow("context", 5, 1, 0.4, 0.4),
-        CalibrationRow("harvest", 1, 3, 50.0, 10.0),
         CalibrationRow("model", 4, 2, 10.0, 0.0),
     ]
     calibration = Calibration(rows)
@@ -180,8 +179,6 @@ def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
     values = calibration.weights["context"][1].values
     assert context.y[0] == pytest.approx(100 * (3 * values[0] + values[7]) / 4, abs=0.01)
     assert 10 < context.y[0] < 60 and context.customdata[0] == 400
-    harvested = lines["Harvest"]
-    assert harvested.line.dash == "dash" and harvested.line.color == context.line.color
     assert lines["Model"].line.color == INKS["model"].colour and not lines["Statistics"].x
 
 

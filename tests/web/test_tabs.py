@@ -100,7 +100,7 @@ def controls(session: Session) -> settings.Controls:
 
 
 def test_settings_show_what_they_read(controls: settings.Controls) -> None:
-    drafting = Drafting(("model", "context"), "hierarchical", 12, 0.25, "fixed", True, "rejection")
+    drafting = Drafting(("model", "context"), 12, 0.25, "fixed", "rejection")
     generation = Generation(Sampling(0.5, 3, 0.9, 0.1, 7), 99, ("END", "stop"))
     chosen = Preferences(generation, "hsd:small@8/mid@4", drafting, fresh_seed=False)
     assert controls.read(controls.show("Be kind.", chosen)) == ("Be kind.", chosen)

@@ -11,7 +11,7 @@ from app.service.session import Session
 from app.web.wiring import AT_ONCE, owner_of, told
 from engine.errors import StrataError
 from engine.methods import METHODS, method_named
-from engine.settings import BUDGETS, POLICIES, Drafting, Generation, Sampling
+from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
 
 PRESETS = {
@@ -50,11 +50,9 @@ class Controls:
         generation = Generation(sampling, number(0, given["max_tokens"]), stop)
         drafting = Drafting(
             tuple(given["tiers"] or ()),
-            given["policy"],
             number(0, given["nodes"]),
             number(0.0, given["threshold"]),
             given["budget"],
-            bool(given["harvest"]),
             given["rule"],
         )
         chosen = Preferences(generation, given["method"], drafting, bool(given["fresh_seed"]))
@@ -71,11 +69,9 @@ class Controls:
             "stop": "\n".join(preferences.generation.stop),
             "method": preferences.method,
             "tiers": list(drafting.tiers),
-            "policy": drafting.policy,
             "nodes": drafting.nodes,
             "threshold": drafting.threshold,
             "budget": drafting.budget,
-            "harvest": drafting.harvest,
             "rule": drafting.rule,
         }
         return [system, *(values[name] for name in self.parts)]
@@ -202,17 +198,6 @@ def build_acceleration(session: Session, parts: dict[str, gr.components.Componen
             value=list(TIERS),
             multiselect=True,
             label="Databases, in the order they are asked",
-        )
-        parts["policy"] = gr.Radio(
-            [(name.capitalize(), name) for name in POLICIES],
-            value=POLICIES[0],
-            label="Access",
-            info="Hierarchical stops when the draft is full; merged asks all, keeps the best.",
-        )
-        parts["harvest"] = gr.Checkbox(
-            METHODS["hd"].drafting.harvest,
-            label="Harvest",
-            info="Draft also what else the target thought of, from its logits.",
         )
         parts["budget"] = gr.Radio(
             [(name.capitalize(), name) for name in BUDGETS],
