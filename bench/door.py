@@ -38,15 +38,16 @@ from engine.engine import Engine, Load, Measured, Request, WantedCosts, answered
 from engine.loaded import Costs
 from engine.local import Local
 from engine.methods import Method, method_named
-from engine.metrics import Metrics, summarise
+from engine.metrics import summarise
 from engine.remote import Remote
+from engine.runs import collected
 from engine.settings import Generation
-from engine.types import Learned, Prefill, Step
+from engine.types import NO_RUN, Learned, Prefill, Run, Step
 from storage.statistics import open_table
 
 WAYS = ("direct", "door", "process")
-Answer = Callable[[list[int], Method, Generation], tuple[list[int], float, Metrics]]
-"""Decodes a prompt: the tokens, the seconds as seen from here, the engine's own figures."""
+Answer = Callable[[list[int], Method, Generation], tuple[Run, float]]
+"""Decodes a prompt: the run, and the seconds as seen from here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +102,7 @@ def load(engine: Engine, wanted: Load, costs: Costs | None) -> None:
 
 def direct(
     local: Local, prompt: list[int], method: Method, generation: Generation
-) -> tuple[list[int], float, Metrics]:
+) -> tuple[Run, float]:
     """The loop itself, as `bench speed` calls it."""
     loaded, table = local.loaded, local.table
     drafters = method.drafters(fresh(table), None, generation.sampling)
@@ -119,26 +120,17 @@ def fresh(table: NgramTable | None) -> Databases:
 
 def through(
     engine: Engine, prompt: list[int], method: Method, generation: Generation
-) -> tuple[list[int], float, Metrics]:
+) -> tuple[Run, float]:
     """The same through a door."""
     request = Request((), tuple(prompt), generation, method, measured=Measured())
     start = perf_counter()
     return told(answered(engine.generate(request), unknown), start)
 
 
-def told(events: Iterator[Any], start: float) -> tuple[list[int], float, Metrics]:
+def told(events: Iterator[Any], start: float) -> tuple[Run, float]:
     """What the events of a run come to."""
-    prefill, learned, steps = None, None, list[Step]()
-    for event in events:
-        if isinstance(event, Prefill):
-            prefill = event
-        elif isinstance(event, Step):
-            steps.append(event)
-        elif isinstance(event, Learned):
-            learned = event
-    seconds = perf_counter() - start
-    tokens = [token.id for step in steps for token in step.tokens]
-    return tokens, seconds, summarise(prefill, steps, learned)
+    run = collected(NO_RUN, (e for e in events if isinstance(e, Prefill | Step | Learned)))
+    return run, perf_counter() - start
 
 
 @dataclass
@@ -173,10 +165,10 @@ def measure(
             for repeat in range(repeats):
                 turn = (number + repeat) % len(ways)
                 for way in [*ways][turn:] + [*ways][:turn]:
-                    tokens, seconds, metrics = ways[way](prompt, method, generation)
+                    run, seconds = ways[way](prompt, method, generation)
                     row[way].seen.append(seconds)
-                    row[way].own.append(metrics.seconds)
-                    row[way].tokens.append(tokens)
+                    row[way].own.append(summarise(run).seconds)
+                    row[way].tokens.append([token.id for token in run.tokens])
             found[method.name].append(row)
     return found
 

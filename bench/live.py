@@ -34,16 +34,15 @@ from bench.options import (
 )
 from bench.prompts import add_prompt_arguments, prepared, questions_of
 from engine.backends.base import Backend
-from engine.compare import cold
-from engine.decode import decode
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import Databases
 from engine.errors import SettingError
 from engine.hsd.family import Family
 from engine.methods import METHODS, Method, method_named
 from engine.metrics import Metrics, summarise
+from engine.runs import run as decoded
 from engine.settings import Generation
-from engine.types import Learned, Prefill, Step
+from engine.types import Run
 from storage.statistics import StatisticsTable
 
 HOT = 2.0
@@ -126,36 +125,34 @@ class Runs:
         """The live run of a prompt, then pairs that start from where it did."""
         before, known = self.curve.copy(), self.databases.for_measuring()
         own = self.databases.for_measuring()
-        read, steps, learned = self.drafted(prompt, generation, own, self.curve)
+        first = self.drafted(prompt, generation, own, self.curve)
         pairs = []
         for repeat in range(repeats):
             pair: dict[bool, Metrics] = {}
             for plain in (True, False) if repeat % 2 else (False, True):
                 fresh = known.for_measuring()
-                events = (
+                pair[plain] = summarise(
                     self.plain(prompt, generation)
                     if plain
                     else self.drafted(prompt, generation, fresh, before.copy())
                 )
-                pair[plain] = summarise(*events)
             pairs.append(pair)
         self.databases.calibration = own.calibration
-        said = [token.id for step in steps for token in step.tokens]
+        said = [token.id for token in first.tokens]
         self.databases.learned.finish([*prompt, *said], len(said))
         ratio = median(pair[True].seconds / pair[False].seconds for pair in pairs)
-        live = live_speedup(read, steps, learned)
+        steps = first.steps
         plain_steps = sum(not step.proposed for step in steps)
+        live = live_speedup(first)
         return Row(category, len(said), len(said) / len(steps), plain_steps, live, ratio)
 
-    def plain(
-        self, prompt: list[int], generation: Generation
-    ) -> tuple[Prefill, list[Step], Learned]:
+    def plain(self, prompt: list[int], generation: Generation) -> Run:
         """A plain run from nothing."""
         return self.answer(prompt, generation, METHODS["plain"], Databases(), None)
 
     def drafted(
         self, prompt: list[int], generation: Generation, databases: Databases, curve: CostCurve
-    ) -> tuple[Prefill, list[Step], Learned]:
+    ) -> Run:
         """A drafted run from nothing."""
         return self.answer(prompt, generation, self.method, databases, curve)
 
@@ -166,23 +163,23 @@ class Runs:
         method: Method,
         databases: Databases,
         curve: CostCurve | None,
-    ) -> tuple[Prefill, list[Step], Learned]:
-        """One answer, as its events. It finds no look-up remembered that another has paid for."""
+    ) -> Run:
+        """One answer. It finds no look-up remembered that another has paid for."""
         if isinstance(self.databases.statistics, StatisticsTable):
             self.databases.statistics.forget_look_ups()
-        cold((self.backend, *(self.family.drafts.values() if self.family else ())))
+        drafts = tuple(self.family.drafts.values()) if self.family else ()
         drafters = method.drafters(databases, self.family, generation.sampling)
-        read, *steps, learned = decode(
-            self.backend, prompt, drafters, generation, method.drafting, costs=curve
+        return decoded(
+            self.backend, prompt, method, drafters, generation, costs=curve, drafts=drafts
         )
-        return read, steps, learned  # type: ignore[return-value]
 
 
-def live_speedup(read: Prefill, steps: Sequence[Step], learned: Learned) -> float:
+def live_speedup(run: Run) -> float:
     """What a run says of itself: plain seconds over those that it took, prompt and all."""
-    plain = sum(step.plain_seconds or 0.0 for step in steps) + (read.plain_seconds or read.seconds)
-    took = read.seconds + sum(step.seconds for step in steps) + learned.seconds
-    return plain / took
+    figures = summarise(run)
+    plain = sum(step.plain_seconds or 0.0 for step in run.steps)
+    prompt = figures.plain_prefill_seconds or figures.prefill_seconds
+    return (plain + prompt) / figures.seconds
 
 
 def show(record: dict[str, Any], rows: Sequence[Row]) -> None:

@@ -4,7 +4,6 @@ Every run starts from nothing (engine/compare.py). A method's model tier learns 
 once, after its repeats, so no repeat is drafted from the one before.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -22,8 +21,9 @@ from engine.hsd.family import Family
 from engine.methods import Method
 from engine.metrics import Metrics, summarise
 from engine.prompt import Chat
+from engine.runs import collected, planned
 from engine.settings import Generation
-from engine.types import Learned, Message, Prefill, Step
+from engine.types import Message, Run
 
 CUT = "\ufffd"
 """What a text ends in whose last character is not complete yet."""
@@ -31,9 +31,10 @@ CUT = "\ufffd"
 
 @dataclass
 class Result:
-    """One method on one prompt: the first repeat's tokens and figures, one time per repeat.
+    """One method on one prompt: the first repeat's tokens and run, one time per repeat.
 
-    `text` and `emitted` are of peers that hand out text alone (see `Reply`).
+    The run is not known of peers. `text` and `emitted` are of those that hand out text alone (see
+    `Reply`).
     """
 
     category: str
@@ -42,10 +43,19 @@ class Result:
     decode_seconds: list[float] = field(default_factory=list)
     forwards: int = 0
     steady: bool = True
-    metrics: Metrics | None = None
-    look_ups: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    run: Run | None = None
     text: str | None = None
     emitted: int = 0
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The figures of the run."""
+        return None if self.run is None else summarise(self.run)
+
+    def look_ups(self, tier: str) -> list[float]:
+        """The seconds that a tier took for each look-up of the run."""
+        steps = self.run.steps if self.run else ()
+        return [step.look_ups[tier] for step in steps if tier in step.look_ups]
 
     @property
     def length(self) -> int:
@@ -128,19 +138,13 @@ def one_run(
         return
     drafters = method.drafters(databases, family, generation.sampling)
     measured = costs if is_adaptive(method) else None
+    plan = planned(backend.info, method, generation)
     start = perf_counter()
-    events = list(decode(backend, prompt, drafters, generation, method.drafting, costs=measured))
-    seconds = perf_counter() - start
-    steps = [event for event in events if isinstance(event, Step)]
-    read = next(event for event in events if isinstance(event, Prefill))
-    learned = next((event for event in events if isinstance(event, Learned)), None)
-    metrics = summarise(read, steps, learned)
-    if not result.seconds:
-        result.metrics = metrics
-        for step in steps:
-            for tier, spent in step.look_ups.items():
-                result.look_ups[tier].append(spent)
-    tokens = [token.id for step in steps for token in step.tokens]
+    events = decode(backend, prompt, drafters, generation, method.drafting, costs=measured)
+    run = collected(plan, events)
+    seconds, metrics = perf_counter() - start, summarise(run)
+    result.run = result.run or run
+    tokens = [token.id for token in run.tokens]
     result.note(Reply(tokens, seconds, metrics.decode_seconds, metrics.forwards))
 
 

@@ -37,7 +37,7 @@ from engine.methods import METHODS
 from engine.settings import Generation, Runtime, Sampling
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.traces import Run, Traces
+from storage.traces import Trace, Traces
 
 ROOT = ASSETS.parent
 OWNER = "local"
@@ -385,12 +385,12 @@ def size_of(data: dict[str, Any]) -> int:
     return int(data.get("encodedDataLength") or data["dataLength"])
 
 
-def last_run(database: Database) -> Run:
+def last_run(database: Database) -> Trace:
     """The answer that was stored last."""
     return Traces(database, OWNER).history(1)[0]
 
 
-def speed(done: Run) -> float:
+def speed(done: Trace) -> float:
     """Tokens per second of decoding."""
     return done.emitted_tokens / done.decode_seconds
 

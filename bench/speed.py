@@ -195,9 +195,9 @@ def step_figures(own: Sequence[Result]) -> dict[str, Any]:
         "forward_share": verified / decode,
         "step_ms": 1e3 * decode / forwards,
         "look_up_us": {
-            tier: round(1e6 * median(t for r in own for t in r.look_ups[tier]), 1)
+            tier: round(1e6 * median(t for r in own for t in r.look_ups(tier)), 1)
             for tier in TIERS
-            if any(result.look_ups[tier] for result in own)
+            if any(result.look_ups(tier) for result in own)
         },
     }
 

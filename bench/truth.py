@@ -32,6 +32,7 @@ from bench.options import (
 from bench.prompts import add_prompt_arguments, questions_of
 from engine.compare import live
 from engine.local import Local
+from engine.metrics import summarise
 from engine.remote import Remote
 from engine.settings import Generation
 from storage.database import Database
@@ -92,7 +93,7 @@ def measured(
     """One prompt: what the panel shows, what a proof says, what a comparison says."""
     conversation = session.chat.say(owner, None, text)
     *_, last = session.answering.answer(owner, conversation, preferences)
-    shown = session.history.last[owner, conversation].run.metrics
+    shown = summarise(session.history.last[owner, conversation].run)
     *_, proof = session.proofs.prove(owner, conversation)
     *_, progress = session.proofs.compare(owner, text, "", preferences, repeats)
     assert isinstance(proof, Proof) and isinstance(progress, Progress)

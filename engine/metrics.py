@@ -9,10 +9,10 @@ for the figures costs as much as there are sources, however many steps there wer
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.types import Event, Learned, Prefill, Step
+from engine.types import Event, Learned, Prefill, Run, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,10 @@ class Tally:
         )
 
 
-def summarise(
-    prefill: Prefill | None, steps: Iterable[Step], learned: Learned | None = None
-) -> Metrics:
-    """The figures of one run, from its events."""
+def summarise(run: Run) -> Metrics:
+    """The figures of one run."""
     tally = Tally()
-    for event in (prefill, *steps, learned):
+    for event in (run.prefill, *run.steps, run.learned):
         if event is not None:
             tally.add(event)
     return tally.metrics()

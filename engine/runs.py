@@ -1,46 +1,60 @@
-"""Runs as values: what one was, what two say of each other, and running one from nothing.
+"""Runs: making one from its events, what two of them say of each other, running one from nothing.
 
 Runs that are compared start from nothing (engine/compare.py), and neither may learn from the other.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, BackendInfo
 from engine.compare import Speedup, cold, speedup
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import CostCurve
 from engine.methods import PLAIN, Method
-from engine.metrics import Metrics, summarise
+from engine.metrics import summarise
 from engine.settings import Generation, Sampling
-from engine.types import Learned, Prefill, Step, Token
+from engine.types import Event, Learned, Prefill, Run, Step
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One run, finished or under way."""
+class Collector:
+    """Collects the events of a planned run."""
 
-    method: str
-    prefill: Prefill | None
-    steps: tuple[Step, ...]
-    learned: Learned | None = None
+    def __init__(self, plan: Run) -> None:
+        self.plan = plan
+        self.prefill: Prefill | None = None
+        self.steps: list[Step] = []
+        self.learned: Learned | None = None
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        if isinstance(event, Prefill):
+            self.prefill = event
+        elif isinstance(event, Learned):
+            self.learned = event
+        else:
+            self.steps.append(event)
 
     @property
-    def tokens(self) -> list[Token]:
-        """What the run emitted."""
-        return [token for step in self.steps for token in step.tokens]
+    def run(self) -> Run:
+        """The run so far."""
+        steps = tuple(self.steps)
+        return replace(self.plan, prefill=self.prefill, steps=steps, learned=self.learned)
 
-    @property
-    def metrics(self) -> Metrics:
-        """Its figures."""
-        return summarise(self.prefill, self.steps, self.learned)
 
-    @property
-    def broken_off(self) -> bool:
-        """Whether the user ended it, or left, before it came to an end of its own."""
-        return not self.steps or self.steps[-1].finish in (None, "cancelled")
+def planned(info: BackendInfo, method: Method, generation: Generation) -> Run:
+    """A run as it is to be made, of which nothing is decoded yet."""
+    settings = {"generation": asdict(generation), "drafting": asdict(method.drafting)}
+    return Run(method.name, info.name, info.fingerprint, settings)
+
+
+def collected(plan: Run, events: Iterable[Event]) -> Run:
+    """A planned run with its events."""
+    collector = Collector(plan)
+    for event in events:
+        collector.add(event)
+    return collector.run
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +89,12 @@ def keeps_text(method: Method, sampling: Sampling) -> bool:
     return method.drafting.rule == "match" or sampling.temperature == 0
 
 
-def worth(pairs: Sequence[tuple[Timed, Timed]], accepted: int | None = None) -> Speedup:
+def worth(pairs: Sequence[tuple[Run, Run]], accepted: int | None = None) -> Speedup:
     """The speedup of (plain, accelerated) runs, see engine/compare.py."""
-    return speedup([(plain.metrics, fast.metrics) for plain, fast in pairs], accepted)
+    return speedup([(summarise(plain), summarise(fast)) for plain, fast in pairs], accepted)
 
 
-def verdict(
-    detokenize: Callable[[Sequence[int]], str], plain: Timed, accelerated: Timed
-) -> Verdict:
+def verdict(detokenize: Callable[[Sequence[int]], str], plain: Run, accelerated: Run) -> Verdict:
     """Compare two runs token by token. `position` counts from 1 within the answer."""
     left, right = plain.tokens, accelerated.tokens
     for at in range(max(len(left), len(right))):
@@ -90,7 +102,7 @@ def verdict(
         other = right[at].id if at < len(right) else None
         if one != other:
             slow, fast = ("the end" if i is None else detokenize([i]) for i in (one, other))
-            by_token = at == len(right) - 1 and accelerated.steps[-1].finish == "eos"
+            by_token = at == len(right) - 1 and accelerated.finish == "eos"
             return Verdict(False, at, at + 1, slow, fast, other is None or by_token)
     return Verdict(True, len(left))
 
@@ -104,21 +116,11 @@ def run(
     cancelled: Callable[[], bool] = never,
     costs: CostCurve | None = None,
     drafts: Sequence[Backend] = (),
-) -> Timed:
+) -> Run:
     """Decode from nothing. `drafts` are the models that may draft in it."""
     cold((backend, *drafts))
-    prefill: Prefill | None = None
-    learned: Learned | None = None
-    steps: list[Step] = []
-    drafting = method.drafting
-    for event in decode(backend, prompt, drafters, generation, drafting, cancelled, costs):
-        if isinstance(event, Prefill):
-            prefill = event
-        elif isinstance(event, Learned):
-            learned = event
-        else:
-            steps.append(event)
-    return Timed(method.name, prefill, tuple(steps), learned)
+    events = decode(backend, prompt, drafters, generation, method.drafting, cancelled, costs)
+    return collected(planned(backend.info, method, generation), events)
 
 
 def warm_up(
@@ -137,8 +139,8 @@ def plain_speed(backend: Backend, prompt: Sequence[int], steps: int = 24) -> flo
     warm_up(backend, prompt, generation)
     seconds: list[float] = []
     for _ in range(3):
-        timed = run(backend, prompt, PLAIN, (), generation)
-        seconds += [step.seconds for step in timed.steps if step.tokens]
+        plain = run(backend, prompt, PLAIN, (), generation)
+        seconds += [step.seconds for step in plain.steps if step.tokens]
         if len(seconds) >= steps:
             break
     typical = median(seconds) if seconds else 0.0

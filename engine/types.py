@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 CONTEXT, MODEL, STATISTICS, TARGET = "context", "model", "statistics", "target"
 TIERS = (CONTEXT, MODEL, STATISTICS)
@@ -209,3 +209,40 @@ class Step:
 
 Event = Prefill | Step | Learned
 """What a run consists of: one Prefill, its Steps, then Learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One answer as it was decoded, finished or under way: how it was made, and its events.
+
+    It was made by `method`, a name, on the model that is called `model` and has this `fingerprint`;
+    `settings` are the generation's and the drafting's, as JSON can hold them. What is not known is
+    left out. All other figures follow from these (engine/metrics.py).
+    """
+
+    method: str = "plain"
+    model: str = ""
+    fingerprint: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prefill: Prefill | None = None
+    steps: tuple[Step, ...] = ()
+    learned: Learned | None = None
+
+    @property
+    def tokens(self) -> list[Token]:
+        """What the run emitted."""
+        return [token for step in self.steps for token in step.tokens]
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why the run ended; None where it did not end by itself."""
+        return self.steps[-1].finish if self.steps else None
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the user ended it, or left, before it came to an end of its own."""
+        return self.finish in (None, "cancelled")
+
+
+NO_RUN = Run()
+"""A run of which nothing is known yet."""

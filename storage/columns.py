@@ -26,7 +26,7 @@ def from_json(text: object) -> Any:
     try:
         found = json.loads(text)
         # JSON can write half a surrogate pair, which cannot be sent to a page.
-        return json.loads(to_json(found)) if "\\u" in text else found
+        return json.loads(to_json(found)) if "\\ud" in text.lower() else found
     except (RecursionError, ValueError):
         return None
 

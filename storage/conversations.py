@@ -10,12 +10,13 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import sqlite_utils
 
 from engine.errors import StorageError
-from storage import exports
+from engine.types import TARGET, Token
+from storage import exports, steps
 from storage.columns import as_seconds, as_text, clean, from_json, to_json
 from storage.database import Database
 from storage.exports import MAX_TITLE, ROLES, Export
@@ -33,6 +34,12 @@ class Piece(NamedTuple):
     step: int
     position: int
     probability: float
+
+    @classmethod
+    def of(cls, token: Token, step: int) -> Self:
+        """What the token view shows of a token that this step emitted."""
+        source, probability = token.source or TARGET, round(token.probability, 4)
+        return cls(token.text, source, token.match_length, step, token.position, probability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message; positions grow within a conversation, from 0."""
+    """One message; positions grow within a conversation, from 0.
+
+    An answer's `pieces` are those of its run. One that was imported has pieces of its own.
+    """
 
     id: str
     conversation_id: str
@@ -136,13 +146,15 @@ class Conversations:
 
     def messages(self, id: str) -> Sequence[StoredMessage]:
         """A conversation's messages in order."""
-        self.get(id)
-        rows = self._db.execute_read(
-            "SELECT id, conversation, position, role, content, run, created, pieces "
-            "FROM messages WHERE conversation = ? ORDER BY position",
-            [id],
-        )
-        return [_message(row) for row in rows]
+        with self._db.read():
+            self.get(id)
+            rows = self._db.execute_read(
+                "SELECT id, conversation, position, role, content, run, created, pieces "
+                "FROM messages WHERE conversation = ? ORDER BY position",
+                [id],
+            )
+            emitted = steps.tokens(self._db, id)
+        return [_message(row, emitted) for row in rows]
 
     def last(self, id: str) -> str | None:
         """The id of a conversation's last message."""
@@ -173,19 +185,12 @@ class Conversations:
             place = (id, self._end(id))
             return _insert_message(handle, place, role, content, run_id, time.time(), pieces)
 
-    def update_message(
-        self,
-        message_id: str,
-        content: str,
-        pieces: Iterable[Sequence[Any]] | None = None,
-        run_id: str | None = None,
-    ) -> None:
-        """Replace what a message holds: text, pieces and run. Place, role and time stay."""
+    def extend(self, message_id: str, text: str) -> None:
+        """Add text to the end of a message."""
         with self._db.write() as handle:
-            self._check_run(run_id)
             self._touch(handle, self._conversation_of(message_id))
-            query = "UPDATE messages SET content = ?, pieces = ?, run = ? WHERE id = ?"
-            handle.execute(query, [clean(content), _pieces_json(pieces), run_id, message_id])
+            query = "UPDATE messages SET content = content || ? WHERE id = ?"
+            handle.execute(query, [clean(text), message_id])
 
     def truncate(self, id: str, from_position: int) -> int:
         """Delete the message at a position and all after it; the number deleted."""
@@ -322,8 +327,11 @@ def _conversation(row: tuple[Any, ...]) -> Conversation:
     )
 
 
-def _message(row: tuple[Any, ...]) -> StoredMessage:
+def _message(
+    row: tuple[Any, ...], emitted: Mapping[str, list[tuple[int, object]]]
+) -> StoredMessage:
     id, conversation, position, role, content, run_id, created, pieces = row
+    own = pieces is not None or run_id not in emitted
     return StoredMessage(
         id,
         conversation,
@@ -332,8 +340,20 @@ def _message(row: tuple[Any, ...]) -> StoredMessage:
         as_text(content),
         run_id,
         as_seconds(created),
-        _stored_pieces(pieces),
+        _stored_pieces(pieces) if own else _emitted_pieces(emitted[run_id]),
     )
+
+
+def _emitted_pieces(emitted: list[tuple[int, object]]) -> tuple[Piece, ...] | None:
+    """The pieces of an answer from the tokens of its run's steps; None where these are damaged."""
+    try:
+        found = [
+            Piece(text, source or TARGET, length, index, position, round(probability, 4))
+            for index, (_, position, source, length, text, probability) in steps.parsed(emitted)
+        ]
+    except (OverflowError, TypeError, ValueError):
+        return None
+    return tuple(found) if all(_is_piece([*piece]) for piece in found) else None
 
 
 def _stored_pieces(text: object) -> tuple[Piece, ...] | None:

@@ -185,6 +185,39 @@ ALTER TABLE runs ADD COLUMN speedup REAL;
 ALTER TABLE runs ADD COLUMN decode_speedup REAL;
 """,
     ),
+    (
+        # What a run took is stored as it was measured, and an answer's tokens once: in its steps.
+        # A message keeps pieces of its own where it has no run, or one that says something else.
+        "0009-one-run",
+        """
+ALTER TABLE runs ADD COLUMN prefill_seconds REAL NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN plain_prefill_seconds REAL;
+ALTER TABLE runs ADD COLUMN learning_seconds REAL;
+UPDATE runs SET prefill_seconds = max(0.0, ttft_seconds - coalesce((
+    SELECT draft_seconds + verify_seconds + sample_seconds + other_seconds
+    FROM steps WHERE run = runs.id ORDER BY position LIMIT 1
+), 0.0));
+ALTER TABLE runs DROP COLUMN ttft_seconds;
+ALTER TABLE runs DROP COLUMN finish;
+ALTER TABLE steps ADD COLUMN plain_seconds REAL;
+UPDATE messages SET pieces = NULL WHERE run IS NOT NULL AND (
+    SELECT json_group_array(json_array(
+        json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+        json_extract(value, '$[3]'), json_extract(value, '$[4]')
+    ))
+    FROM json_each(CASE WHEN typeof(pieces) = 'text' AND json_valid(pieces) THEN pieces END)
+    WHERE type = 'array'
+) = (
+    SELECT json_group_array(json_array(
+        json_extract(value, '$[4]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
+        position, json_extract(value, '$[1]')
+    ))
+    FROM (SELECT position, tokens FROM steps WHERE run = messages.run ORDER BY position),
+    json_each(CASE WHEN typeof(tokens) = 'text' AND json_valid(tokens) THEN tokens END)
+    WHERE type = 'array'
+);
+""",
+    ),
 )
 
 

@@ -1,94 +1,75 @@
-"""Traces: what each run did, step by step, so that its charts can be drawn again.
+"""Traces: the runs of answers and comparisons, kept so that they can be drawn again.
 
-The steps of a run come back equal to those that were saved, timings included. A run that is damaged
-in the file raises `StorageError` where it is asked for, and is left out of the history.
+A run comes back equal to the one that was saved. One that is under way is saved with the steps that
+there are, and extended by those that follow. A run that is damaged in the file raises
+`StorageError` where it is asked for, and is left out of the history.
 """
 
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import sqlite_utils
 
 from engine.errors import StorageError
-from engine.types import Finish, Step, Token
+from engine.types import Learned, Prefill, Run, Step
+from storage import steps as rows_of
 from storage.conversations import Conversations
 from storage.database import Database
 
 Kind = Literal["chat", "compare"]
-RUN_COLUMNS = """runs.id, conversation, model, fingerprints.name, method, settings, prompt_tokens,
-    emitted_tokens, reused_tokens, ttft_seconds, decode_seconds, forwards, finish, created,
-    speedup, decode_speedup, kind FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+TRACE_COLUMNS = """runs.id, conversation, kind, model, fingerprints.name, method, emitted_tokens,
+    decode_seconds, forwards, created, speedup, decode_speedup
+    FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+RUN_COLUMNS = """method, model, fingerprints.name, settings, prompt_tokens, reused_tokens,
+    prefill_seconds, plain_prefill_seconds, learning_seconds
+    FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One answer as it was decoded, without its steps.
+class Trace:
+    """A stored run as a line of the history: where it belongs, and sums of its steps.
 
-    `reused_tokens` of the prompt were in the cache already; `decode_seconds` is the time of all
-    steps; `speedup` (of whole answers) and `decode_speedup` are against a plain run of the same
-    prompt, None where there was none or no gain to tell; `created` is in seconds since 1970, UTC.
+    `speedup` (of whole answers) and `decode_speedup` are against a plain run of the same prompt,
+    None where there was none or no gain to tell; `created` is in seconds since 1970, UTC.
     """
 
     id: str
     conversation_id: str | None
+    kind: Kind
     model: str
     fingerprint: str
     method: str
-    settings: dict[str, Any]
-    prompt_tokens: int
     emitted_tokens: int
-    reused_tokens: int
-    ttft_seconds: float
     decode_seconds: float
     forwards: int
-    finish: Finish | None
     created: float
     speedup: float | None
     decode_speedup: float | None
-    kind: Kind
 
 
 class Traces:
     """One owner's runs."""
 
     KEPT = 2_000
-    """The runs kept per owner; older ones are dropped with their steps."""
+    """The runs kept per owner, beside those of messages. Older ones are dropped with their steps.
+    """
 
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
         self._conversations = Conversations(db, owner)
         self._owner = db.key("owners", owner)
 
-    def save(
-        self,
-        *,
-        conversation_id: str | None,
-        model: str,
-        fingerprint: str,
-        method: str,
-        settings: Mapping[str, Any],
-        prompt_tokens: int,
-        emitted_tokens: int,
-        reused_tokens: int,
-        ttft_seconds: float,
-        decode_seconds: float,
-        forwards: int,
-        finish: Finish | None,
-        steps: Sequence[Step],
-        speedup: float | None = None,
-        decode_speedup: float | None = None,
-        kind: Kind = "chat",
-    ) -> Run:
-        """Store a run with its steps, in one transaction, and drop the oldest beyond `KEPT`.
+    def save(self, run: Run, conversation_id: str | None = None, kind: Kind = "chat") -> str:
+        """Store a run in one transaction, and drop the oldest beyond `KEPT`. Returns its id.
 
         Raises `StorageError` for a conversation this owner does not have.
         """
-        run_id = secrets.token_urlsafe(12)
+        run_id, prefill = secrets.token_urlsafe(12), run.prefill or Prefill(0, 0)
         with self._db.write() as handle:
             handle.table("runs").insert(
                 {
@@ -96,25 +77,43 @@ class Traces:
                     "owner": self._owner,
                     "conversation": self._owned(conversation_id),
                     "kind": kind,
-                    "model": model,
-                    "fingerprint": self._db.key("fingerprints", fingerprint),
-                    "method": method,
-                    "settings": json.dumps(dict(settings)),
-                    "prompt_tokens": prompt_tokens,
-                    "emitted_tokens": emitted_tokens,
-                    "reused_tokens": reused_tokens,
-                    "ttft_seconds": ttft_seconds,
-                    "decode_seconds": decode_seconds,
-                    "forwards": forwards,
-                    "finish": finish,
-                    "speedup": speedup,
-                    "decode_speedup": decode_speedup,
+                    "model": run.model,
+                    "fingerprint": self._db.key("fingerprints", run.fingerprint),
+                    "method": run.method,
+                    "settings": json.dumps(dict(run.settings)),
+                    "prompt_tokens": prefill.tokens,
+                    "reused_tokens": prefill.reused,
+                    "prefill_seconds": prefill.seconds,
+                    "plain_prefill_seconds": prefill.plain_seconds,
+                    "emitted_tokens": 0,
+                    "decode_seconds": 0.0,
+                    "forwards": 0,
                     "created": time.time(),
                 }
             )
-            self._insert_steps(handle, run_id, steps)
+            self.extend(run_id, run.steps, run.learned)
             self._drop_oldest(handle)
-            return self.get(run_id)
+        return run_id
+
+    def extend(self, run_id: str, steps: Sequence[Step], learned: Learned | None = None) -> None:
+        """Store further steps of a run, and what the drafters took to learn it where it is over.
+
+        Raises `StorageError` for a run this owner does not have.
+        """
+        forwards = [step for step in steps if step.tokens]
+        tokens = sum(len(step.tokens) for step in forwards)
+        seconds = sum(step.seconds for step in forwards)
+        learning = None if learned is None else learned.seconds
+        with self._db.write() as handle:
+            found = handle.execute(
+                "UPDATE runs SET emitted_tokens = emitted_tokens + ?, forwards = forwards + ?, "
+                "decode_seconds = decode_seconds + ?, learning_seconds = ? "
+                "WHERE id = ? AND owner = ?",
+                [tokens, len(forwards), seconds, learning, run_id, self._owner],
+            )
+            if not found.rowcount:
+                raise self._missing(run_id)
+            rows_of.insert(handle, run_id, steps)
 
     def note(self, run_id: str, speedup: float | None, decode_speedup: float | None) -> None:
         """Store what a run was worth, measured after it; nothing for a run that is gone."""
@@ -124,57 +123,59 @@ class Traces:
                 [speedup, decode_speedup, run_id, self._owner],
             )
 
-    def get(self, run_id: str) -> Run:
-        """One run; `StorageError` when this owner has none of that id."""
-        query = f"SELECT {RUN_COLUMNS} WHERE runs.id = ? AND owner = ?"
-        rows = self._db.execute_read(query, [run_id, self._owner])
-        if not rows:
-            raise StorageError(
-                f"There is no run {run_id!r}. Only the newest {self.KEPT} are kept: pick another."
-            )
-        return _run(rows[0])
+    def get(self, run_id: str) -> Trace:
+        """A run's line of the history; `StorageError` when this owner has none of that id."""
+        return _trace(self._row(TRACE_COLUMNS, run_id))
 
-    def history(self, limit: int = 100) -> list[Run]:
+    def load(self, run_id: str) -> Run:
+        """A run as it was saved; `StorageError` when this owner has none of that id."""
+        with self._db.read():
+            row = self._row(RUN_COLUMNS, run_id)
+            with _checked(run_id):
+                method, model, fingerprint, settings, tokens, reused, *seconds, learning = row
+                return Run(
+                    method,
+                    model,
+                    fingerprint,
+                    dict(json.loads(settings)),
+                    Prefill(int(tokens), int(reused), float(seconds[0]), _known(seconds[1])),
+                    rows_of.read(self._db, run_id),
+                    None if learning is None else Learned(float(learning)),
+                )
+
+    def history(self, limit: int = 100) -> list[Trace]:
         """The newest `limit` runs, newest first."""
         query = (
-            f"SELECT {RUN_COLUMNS} WHERE owner = ? ORDER BY created DESC, runs.rowid DESC LIMIT ?"
+            f"SELECT {TRACE_COLUMNS} WHERE owner = ? ORDER BY created DESC, runs.rowid DESC LIMIT ?"
         )
         found = []
         for row in self._db.execute_read(query, [self._owner, max(0, limit)]):
             with suppress(StorageError):
-                found.append(_run(row))
+                found.append(_trace(row))
         return found
 
-    def steps(self, run_id: str) -> list[Step]:
-        """The run's steps, in order; `StorageError` when this owner has no such run."""
-        self.get(run_id)
-        rows = self._db.execute_read(
-            "SELECT position, tokens, proposed, accepted, by_depth, draft_seconds, verify_seconds, "
-            "sample_seconds, other_seconds, look_ups, levels, finish FROM steps WHERE run = ? "
-            "ORDER BY position",
-            [run_id],
+    def _row(self, columns: str, run_id: str) -> tuple[Any, ...]:
+        query = f"SELECT {columns} WHERE runs.id = ? AND owner = ?"
+        rows = self._db.execute_read(query, [run_id, self._owner])
+        if not rows:
+            raise self._missing(run_id)
+        return rows[0]
+
+    def _missing(self, run_id: str) -> StorageError:
+        return StorageError(
+            f"There is no run {run_id!r}. Only the newest {self.KEPT} are kept: pick another."
         )
-        with _checked(run_id):
-            return [_step(row) for row in rows]
 
     def _owned(self, conversation_id: str | None) -> str | None:
         """The id, after making sure that the conversation is this owner's."""
         return None if conversation_id is None else self._conversations.get(conversation_id).id
 
-    def _insert_steps(
-        self, handle: sqlite_utils.Database, run_id: str, steps: Sequence[Step]
-    ) -> None:
-        handle.conn.executemany(
-            "INSERT INTO steps (run, position, tokens, proposed, accepted, by_depth, "
-            "draft_seconds, verify_seconds, sample_seconds, other_seconds, look_ups, levels, "
-            "finish) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            ((run_id, *_step_row(step)) for step in steps),
-        )
-
     def _drop_oldest(self, handle: sqlite_utils.Database) -> None:
+        """A message reads its tokens from its run, so that one lives as long as the message."""
         handle.execute(
             "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE owner = ? "
-            "ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?)",
+            "ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?) "
+            "AND NOT EXISTS (SELECT 1 FROM messages WHERE run = runs.id)",
             [self._owner, self.KEPT],
         )
 
@@ -200,70 +201,13 @@ def _checked(run_id: object) -> Iterator[None]:
         ) from error
 
 
-def _run(row: tuple[Any, ...]) -> Run:
+def _trace(row: tuple[Any, ...]) -> Trace:
     values = list(row)
     with _checked(row[0]):
-        values[5] = dict(json.loads(row[5]))
-        values[6:9] = map(int, row[6:9])
-        values[9:12] = float(row[9]), float(row[10]), int(row[11])
-        values[13] = float(row[13])
-        values[14] = None if row[14] is None else float(row[14])
-    return Run(*values)
+        values[6:10] = int(row[6]), float(row[7]), int(row[8]), float(row[9])
+        values[10:] = map(_known, row[10:])
+    return Trace(*values)
 
 
-def _step_row(step: Step) -> tuple[Any, ...]:
-    tokens = [
-        [token.id, token.position, token.source, token.match_length, token.text, token.probability]
-        for token in step.tokens
-    ]
-    return (
-        step.index,
-        json.dumps(tokens),
-        json.dumps(dict(step.proposed)),
-        json.dumps(dict(step.accepted)),
-        json.dumps(step.by_depth),
-        step.draft_seconds,
-        step.verify_seconds,
-        step.sample_seconds,
-        step.other_seconds,
-        json.dumps(dict(step.look_ups)),
-        json.dumps(dict(step.levels)),
-        step.finish,
-    )
-
-
-def _token(
-    id: int, position: int, source: str, match_length: int, text: str, probability: float
-) -> Token:
-    """A token from its stored values, whose order is fixed however the class may grow."""
-    return Token(
-        id=int(id),
-        position=int(position),
-        source=str(source),
-        match_length=int(match_length),
-        text=str(text),
-        probability=float(probability),
-    )
-
-
-def _step(row: tuple[Any, ...]) -> Step:
-    index, tokens, proposed, accepted, by_depth, *seconds, look_ups, levels, finish = row
-    draft, verify, sample, other = map(float, seconds)
-    return Step(
-        index=int(index),
-        tokens=tuple(_token(*values) for values in json.loads(tokens)),
-        proposed=_counts(proposed),
-        accepted=_counts(accepted),
-        by_depth=tuple((int(depth[0]), int(depth[1])) for depth in json.loads(by_depth)),
-        draft_seconds=draft,
-        verify_seconds=verify,
-        sample_seconds=sample,
-        other_seconds=other,
-        look_ups={name: float(value) for name, value in json.loads(look_ups).items()},
-        levels={name: (int(n[0]), int(n[1]), int(n[2])) for name, n in json.loads(levels).items()},
-        finish=cast(Finish | None, finish),
-    )
-
-
-def _counts(text: str) -> dict[str, int]:
-    return {name: int(count) for name, count in json.loads(text).items()}
+def _known(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -33,7 +33,7 @@ from engine.engine import (
 )
 from engine.errors import EngineDied, StrataError
 from engine.queue import Waiting
-from engine.runs import keeps_text
+from engine.runs import keeps_text, planned
 from engine.streams import Stream
 
 
@@ -70,6 +70,8 @@ class Growing:
                 if isinstance(event, Started):
                     self.started = event
                     self.kept = replace(self.kept, info=event.info)
+                    method, generation = self.request.method, self.request.generation
+                    self.recorder.begin(planned(event.info, method, generation))
                 elif isinstance(event, Waiting):
                     yield event
                 elif not self.stores.save(event, self.kept):
@@ -89,27 +91,23 @@ class Growing:
         self.end()
 
     def end(self) -> None:
-        """Take in what is left, store the run, and remember what it takes to prove it."""
+        """Take in what is left, store it, and remember what it takes to prove the answer."""
         with suppress(StrataError):
             for event in self.events:
                 if not self.stores.save(event, self.kept):
                     self.recorder.add(event)
         self.recorder.close()
-        method, generation = self.request.method, self.request.generation
-        timed, started = self.recorder.run(method.name), self.started
-        if not timed.tokens or started is None:
+        method, generation, started = self.request.method, self.request.generation, self.started
+        if not self.recorder.pieces or started is None:
             return
-        whose = self.kept.owner, self.kept.conversation
-        run_id = self.history.save(*whose, timed, generation, method, started.info)
-        self.recorder.flush(run_id)
-        self.history.last[whose] = Answered(
+        self.history.last[self.kept.owner, self.kept.conversation] = Answered(
             started.prompt,
             started.info,
             generation,
             method,
-            timed,
+            self.recorder.run,
             started.calibration,
-            run_id,
+            self.recorder.run_id or None,
             keeps_text(method, generation.sampling),
         )
 
@@ -158,7 +156,8 @@ class Answering:
         profile = self.stacks.profile_for(generation.sampling)
         request = Request(messages, (), generation, method, profile, owner, conversation_id)
         recorder = Recorder(
-            self.chat.conversations(owner),
+            self.stores.database,
+            owner,
             conversation_id,
             generation.sampling.seed,
             lambda write: self.notices.keep(owner, write),

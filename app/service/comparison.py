@@ -17,8 +17,8 @@ from engine.engine import Engine, Measured, Notice, Request, Started, answered
 from engine.errors import Cancelled, ModelError
 from engine.methods import PLAIN
 from engine.queue import Waiting
-from engine.runs import Timed, Verdict, keeps_text, worth
-from engine.types import Learned, Prefill, Step
+from engine.runs import Collector, Verdict, keeps_text, planned, worth
+from engine.types import NO_RUN, Learned, Prefill, Run, Step
 
 UPDATE_SECONDS = 0.1
 
@@ -36,9 +36,9 @@ class Proof:
     running: str = PLAIN.name
     verdict: Verdict | None = None
     speedup: Speedup = UNKNOWN
-    plain: Timed | None = None
-    accelerated: Timed | None = None
-    shown: Timed | None = None
+    plain: Run | None = None
+    accelerated: Run | None = None
+    shown: Run | None = None
     same_text: bool = True
 
 
@@ -46,9 +46,9 @@ class Proof:
 class Progress:
     """Pairs finished so far, (plain, accelerated), and the run under way; whether it is over."""
 
-    pairs: tuple[tuple[Timed, Timed], ...]
+    pairs: tuple[tuple[Run, Run], ...]
     repeat: int
-    running: Timed | None
+    running: Run | None
     cancelled: bool = False
     same_text: bool = True
     over: bool = False
@@ -103,35 +103,32 @@ class Pairs:
         """What the drafters may know in runs of a prompt of these tokens."""
         self.warm = True
 
-    def run(self, plain: bool) -> Iterator[Timed | Waiting]:
+    def run(self, plain: bool) -> Iterator[Run | Waiting]:
         """One run as it grows; the finished one last."""
         method = PLAIN if plain else self.request.method
         measured = replace(self.measured, warm=self.warm)
         self.warm = False
         request = replace(self.request, method=method, measured=measured)
         stream = self.stop.start(lambda: self.engine.generate(request))
-        pace, prefill, learned, steps = Pace(UPDATE_SECONDS), None, None, list[Step]()
+        pace, found = Pace(UPDATE_SECONDS), Collector(NO_RUN)
         try:
             for event in answered(stream, self.reply):
                 if isinstance(event, Waiting):
                     yield event
                 elif isinstance(event, Started):
                     self.same_model(event.info)
+                    found = Collector(planned(event.info, method, request.generation))
                     # Plain decoding comes first, and has no drafters that could know an answer.
                     self.measured = self.unlearn(event.prompt)
                 elif isinstance(event, Notice):
                     self.report(event.text)
-                elif isinstance(event, Prefill):
-                    prefill = event
-                elif isinstance(event, Learned):
-                    learned = event
-                elif isinstance(event, Step):
-                    steps.append(event)
-                    if event.finish is None and pace.due():
-                        yield Timed(method.name, prefill, tuple(steps))
+                elif isinstance(event, Prefill | Step | Learned):
+                    found.add(event)
+                    if isinstance(event, Step) and event.finish is None and pace.due():
+                        yield found.run
         finally:
             stream.stop()
-        yield Timed(method.name, prefill, tuple(steps), learned)
+        yield found.run
 
     def same_model(self, info: BackendInfo) -> None:
         """Raise ModelError when it is not the model of the runs before."""
@@ -149,10 +146,10 @@ class Pairs:
         that was next had not begun.
         """
         same_text = keeps_text(self.request.method, self.request.generation.sampling)
-        pairs: list[tuple[Timed, Timed]] = []
+        pairs: list[tuple[Run, Run]] = []
         first = perf_counter()
         for repeat in range(repeats):
-            done: dict[bool, Timed] = {}
+            done: dict[bool, Run] = {}
             try:
                 for plain in (True, False) if repeat % 2 == 0 else (False, True):
                     for item in self.run(plain):

@@ -1,18 +1,19 @@
-"""The runs that are over: each is stored with its steps, and the last answer of each conversation
-is remembered so that it can be proved."""
+"""The runs that are over: the last answer of each conversation is remembered so that it can be
+proved, and the runs of a comparison are stored. An answer's run is stored while it grows
+(app/service/recorder.py)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from app.service.latest import Latest
 from app.service.notices import Notices
 from engine.backends.base import BackendInfo
-from engine.compare import UNKNOWN, Speedup
+from engine.compare import Speedup
 from engine.methods import Method
-from engine.runs import Timed
+from engine.runs import worth
 from engine.settings import Generation
-from engine.types import CalibrationRow, Prefill
+from engine.types import CalibrationRow, Run
 from storage.database import Database
-from storage.traces import Kind, Traces
+from storage.traces import Traces
 
 PROVABLE = 16
 """Conversations whose last answer is remembered so that it can be proved."""
@@ -30,7 +31,7 @@ class Answered:
     info: BackendInfo
     generation: Generation
     method: Method
-    run: Timed
+    run: Run
     calibration: tuple[CalibrationRow, ...]
     run_id: str | None
     same_text: bool = True
@@ -43,43 +44,17 @@ class History:
         self.database, self.notices = database, notices
         self.last: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
 
-    def save(
-        self,
-        owner: str,
-        conversation_id: str | None,
-        timed: Timed,
-        generation: Generation,
-        method: Method,
-        info: BackendInfo,
-        kind: Kind = "chat",
-        gained: Speedup = UNKNOWN,
-    ) -> str | None:
-        """Store a run with its steps; returns its id, or None when the store refused."""
-        figures = timed.metrics
-        prefill = timed.prefill or Prefill(0, 0)
+    def save_pair(self, owner: str, plain: Run, fast: Run) -> None:
+        """Store a plain and an accelerated run of one prompt, and what the latter gained."""
+        store, gained = Traces(self.database, owner), worth([(plain, fast)])
 
-        def write() -> str:
-            stored = Traces(self.database, owner).save(
-                conversation_id=conversation_id,
-                model=info.name,
-                fingerprint=info.fingerprint,
-                method=method.name,
-                settings={"generation": asdict(generation), "drafting": asdict(method.drafting)},
-                prompt_tokens=prefill.tokens,
-                emitted_tokens=figures.tokens,
-                reused_tokens=prefill.reused,
-                ttft_seconds=figures.ttft_seconds,
-                decode_seconds=figures.decode_seconds,
-                forwards=figures.forwards,
-                finish=timed.steps[-1].finish if timed.steps else None,
-                steps=timed.steps,
-                speedup=gained.whole,
-                decode_speedup=gained.decoding,
-                kind=kind,
-            )
-            return stored.id
+        def write() -> None:
+            with self.database.write():
+                store.save(plain, kind="compare")
+                run_id = store.save(fast, kind="compare")
+                store.note(run_id, gained.whole, gained.decoding)
 
-        return self.notices.keep(owner, write)
+        self.notices.keep(owner, write)
 
     def note(self, owner: str, run_id: str, gained: Speedup) -> None:
         """Store what a run turned out to gain."""

@@ -27,7 +27,7 @@ from engine.engine import (
     WantedPastAnswers,
 )
 from engine.errors import PromptError
-from engine.methods import PLAIN
+from engine.metrics import summarise
 from engine.queue import Waiting
 from engine.runs import PlainSpeed, verdict, worth
 from engine.types import Message
@@ -94,13 +94,13 @@ class Proofs:
         """What the pairs of a proof say of the answer that was shown."""
         # The pair in the middle, so that the times that are told give the speedup that is told.
         ranked = sorted(
-            progress.pairs, key=lambda pair: pair[0].metrics.seconds / pair[1].metrics.seconds
+            progress.pairs, key=lambda pair: summarise(pair[0]).seconds / summarise(pair[1]).seconds
         )
         middle = ranked[(len(ranked) - 1) // 2]
         shown, (plain, fast) = answered.run, middle
-        speeds = [slow.metrics.tokens_per_second for slow, _ in progress.pairs]
+        speeds = [summarise(slow).tokens_per_second for slow, _ in progress.pairs]
         self.current.plain = PlainSpeed(median(speeds), "by the last proof")
-        kept = min(shown.metrics.kept, *(quick.metrics.kept for _, quick in progress.pairs))
+        kept = min(summarise(run).kept for run in (shown, *(quick for _, quick in progress.pairs)))
         gained = worth([middle], kept)
         if answered.run_id:
             self.history.note(owner, answered.run_id, gained)
@@ -161,13 +161,10 @@ class Proofs:
             if isinstance(item, Waiting):
                 continue
             progress = item
-            if progress.running is None and not progress.cancelled and pairs.info:
-                plain, fast = progress.pairs[-1]
-                gained, info, save = worth([(plain, fast)]), pairs.info, self.history.save
-                save(owner, None, plain, generation, PLAIN, info, "compare")
-                save(owner, None, fast, generation, method, info, "compare", gained)
+            if progress.running is None and not progress.cancelled:
+                self.history.save_pair(owner, *progress.pairs[-1])
         if progress and progress.pairs:
-            speeds = [plain.metrics.tokens_per_second for plain, _ in progress.pairs]
+            speeds = [summarise(plain).tokens_per_second for plain, _ in progress.pairs]
             self.current.plain = PlainSpeed(median(speeds), "in the last comparison")
 
     def pairs(

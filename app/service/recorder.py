@@ -3,10 +3,11 @@
 Two invariants. A program that is killed loses what was added in the last second, and no more. So a
 thread of its own stores what is new: the model may take long over a step or over learning, and
 nobody may be there to fetch the next one. The last step is stored before anyone sees it. A message
-comes into being with its first text, so that no empty one is left behind.
+comes into being with its first text, and with its run, so that no empty one is left behind.
 
 And what was added stays as it is, so that an `Update` need not copy it: adding an event costs as
-much as the event is long, however long the answer is already.
+much as the event is long, however long the answer is already. Storing what is new costs as much as
+that is long, but for the text itself.
 """
 
 import threading
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.metrics import Metrics, Tally
-from engine.runs import Timed
-from engine.types import TARGET, Event, Learned, Prefill, Step, Token
+from engine.runs import Collector
+from engine.types import NO_RUN, Event, Run, Step
 from storage.conversations import Conversations, Piece
+from storage.database import Database
+from storage.traces import Traces
 
 FLUSH_SECONDS = 0.5
 """Half of what may be lost: the other half is for the writing itself, and for a busy machine."""
@@ -28,43 +31,54 @@ UPDATE_SECONDS = 0.12
 class Recorder:
     """Collects an answer to the last message and stores it as it grows, until it is closed.
 
-    `keep` does a write that may fail; one that failed is tried again. `message_id` is empty until
-    there is text.
+    `keep` does a write that may fail; one that failed is tried again. `message_id` and `run_id` are
+    empty until there is text.
     """
 
     def __init__(
         self,
-        store: Conversations,
+        database: Database,
+        owner: str,
         conversation_id: str,
         seed: int,
         keep: Callable[[Callable[[], Any]], Any],
     ) -> None:
-        self.store, self.conversation_id, self.seed, self.keep = store, conversation_id, seed, keep
-        self.after = store.last(conversation_id)
-        self.message_id = ""
+        self.database, self.conversation_id, self.seed = database, conversation_id, seed
+        self.keep = keep
+        self.messages, self.traces = Conversations(database, owner), Traces(database, owner)
+        self.after = self.messages.last(conversation_id)
+        self.message_id = self.run_id = ""
         self.pieces: list[Piece] = []
-        self.steps: list[Step] = []
+        self.collector = Collector(NO_RUN)
         self.tally = Tally()
-        self.prefill: Prefill | None = None
-        self.learned: Learned | None = None
         self.finish: str | None = None
         self.stored = 0
         self.writing = threading.Lock()
         self.closed = threading.Event()
         self.thread: threading.Thread | None = None
 
+    @property
+    def steps(self) -> list[Step]:
+        """The steps so far, a list that grows."""
+        return self.collector.steps
+
+    @property
+    def run(self) -> Run:
+        """The answer so far as a run."""
+        return self.collector.run
+
+    def begin(self, plan: Run) -> None:
+        """The answer's turn has come, and this is how it is made."""
+        self.collector.plan = plan
+
     def add(self, event: Event) -> None:
         """Take in one event."""
         self.tally.add(event)
-        if isinstance(event, Prefill):
-            self.prefill = event
+        self.collector.add(event)
+        if not isinstance(event, Step):
             return
-        if isinstance(event, Learned):
-            self.learned = event
-            return
-        self.steps.append(event)
         self.finish = event.finish
-        self.pieces += [piece_of(token, event.index) for token in event.tokens]
+        self.pieces += [Piece.of(token, event.index) for token in event.tokens]
         if self.finish:
             self.flush()
         elif self.thread is None:
@@ -81,36 +95,38 @@ class Recorder:
         counts, metrics = (len(self.pieces), len(self.steps)), self.tally.metrics()
         return Update(self, *counts, metrics, self.finish, dropped, self.seed)
 
-    def run(self, method: str) -> Timed:
-        """The answer as a run."""
-        return Timed(method, self.prefill, tuple(self.steps), self.learned)
-
-    def flush(self, run_id: str | None = None) -> None:
-        """Store the answer so far, if there is more of it than was stored, or with its run."""
+    def flush(self, over: bool = False) -> None:
+        """Store what is new of the answer: as soon as there is text, or where it is over."""
         with self.writing:
-            pieces = tuple(self.pieces)
-            text = "".join(piece.text for piece in pieces)
-            if run_id is None and (len(pieces) == self.stored or not text):
+            run = self.run
+            fresh = run.steps[self.stored :]
+            text = "".join(token.text for step in fresh for token in step.tokens)
+            if not (over and run.tokens or fresh and (text or self.message_id)):
                 return
+            message_id, run_id = self.message_id, self.run_id
 
             def write() -> bool:
-                if self.message_id:
-                    self.store.update_message(self.message_id, text, pieces, run_id)
-                else:
-                    where = self.conversation_id, "assistant"
-                    made = self.store.append(*where, text, run_id, pieces, self.after)
-                    self.message_id = made.id
+                nonlocal message_id, run_id
+                with self.database.write():
+                    if self.message_id:
+                        self.messages.extend(message_id, text)
+                        self.traces.extend(run_id, fresh, run.learned)
+                        return True
+                    run_id = self.traces.save(run, self.conversation_id)
+                    message = self.conversation_id, "assistant", text, run_id, None, self.after
+                    message_id = self.messages.append(*message).id
                 return True
 
             if self.keep(write):
-                self.stored = len(pieces)
+                self.message_id, self.run_id = message_id, run_id
+                self.stored = len(run.steps)
 
     def close(self) -> None:
-        """Store what is left; from here on only `flush` does."""
+        """Store what is left, once the answer is over."""
         self.closed.set()
         if self.thread is not None:
             self.thread.join()
-        self.flush()
+        self.flush(over=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +164,3 @@ class Update:
     def text(self) -> str:
         """The answer so far."""
         return "".join(piece.text for piece in self.pieces)
-
-
-def piece_of(token: Token, step: int) -> Piece:
-    """What is kept of a token for the token view."""
-    return Piece(
-        token.text,
-        token.source or TARGET,
-        token.match_length,
-        step,
-        token.position,
-        round(token.probability, 4),
-    )

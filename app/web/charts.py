@@ -1,4 +1,4 @@
-"""Charts of runs: pure functions from steps to figures, in the one palette.
+"""Charts of runs: pure functions from runs to figures, in the one palette.
 
 Grounds are transparent and the ink is a mid-grey, so a figure fits light and dark alike. Series
 are bounded to POINTS points: a figure travels whole to the browser.
@@ -16,8 +16,8 @@ from app.web.colors import GRID, INK, INKS, PLAIN, ink, others
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
 from engine.metrics import summarise
-from engine.types import TARGET, Step
-from storage.traces import Run
+from engine.types import NO_RUN, TARGET, Run, Step
+from storage.traces import Trace
 
 POINTS = 400
 HEIGHT = 290
@@ -66,7 +66,7 @@ def main_source(step: Step) -> str:
     return drafted.most_common(1)[0][0] if drafted else TARGET
 
 
-def of_run(accelerated: Sequence[Step], plain: Sequence[Step] = ()) -> list[go.Figure]:
+def of_run(accelerated: Run, plain: Run = NO_RUN) -> list[go.Figure]:
     """The five charts that tell one run, with the plain run beside it where there is one."""
     return [
         tokens_over_time(accelerated, plain),
@@ -78,11 +78,11 @@ def of_run(accelerated: Sequence[Step], plain: Sequence[Step] = ()) -> list[go.F
 
 
 def tokens_over_time(
-    accelerated: Sequence[Step], plain: Sequence[Step] = (), title: str = "Tokens over time"
+    accelerated: Run, plain: Run = NO_RUN, title: str = "Tokens over time"
 ) -> go.Figure:
     """Tokens emitted against decoding time; each accelerated step in its main source's colour."""
     figure = framed(title, "seconds of decoding", "tokens")
-    for name, steps in (("plain", plain), ("accelerated", accelerated)):
+    for name, steps in (("plain", plain.steps), ("accelerated", accelerated.steps)):
         if not steps:
             continue
         seconds = list(accumulate(step.seconds for step in steps))
@@ -104,10 +104,10 @@ def tokens_over_time(
     return figure
 
 
-def accepted_lengths(steps: Sequence[Step]) -> go.Figure:
+def accepted_lengths(run: Run) -> go.Figure:
     """How many tokens each target forward was worth."""
     figure = framed("Tokens per forward", "tokens emitted by one forward", "forwards")
-    lengths = summarise(None, steps).lengths
+    lengths = summarise(run).lengths
     if lengths:
         longest = max(lengths)
         x = list(range(1, longest + 1))
@@ -118,10 +118,10 @@ def accepted_lengths(steps: Sequence[Step]) -> go.Figure:
     return figure
 
 
-def share_by_tier(steps: Sequence[Step]) -> go.Figure:
+def share_by_tier(run: Run) -> go.Figure:
     """Which source gave how much of the output."""
     figure = framed("Share of the output by tier", "", "% of tokens")
-    share = summarise(None, steps).share
+    share = summarise(run).share
     sources = [*INKS, *others(share)]
     figure.add_bar(
         x=[name_of(source) for source in sources],
@@ -135,12 +135,12 @@ def share_by_tier(steps: Sequence[Step]) -> go.Figure:
     return figure
 
 
-def rate_by_depth(steps: Sequence[Step]) -> go.Figure:
+def rate_by_depth(run: Run) -> go.Figure:
     """Share of the drafted tokens accepted at each depth of the tree."""
     figure = framed("Acceptance by depth", "depth in the draft tree", "% accepted")
     proposed: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
-    for step in steps:
+    for step in run.steps:
         for depth, (drafted, kept) in enumerate(step.by_depth, start=1):
             proposed[depth] += drafted
             accepted[depth] += kept
@@ -157,10 +157,10 @@ def rate_by_depth(steps: Sequence[Step]) -> go.Figure:
     return figure
 
 
-def tier_rates(steps: Sequence[Step]) -> go.Figure:
+def tier_rates(run: Run) -> go.Figure:
     """Drafted and accepted tokens of each tier."""
     figure = framed("Drafted and accepted by tier", "", "tokens")
-    figures = summarise(None, steps)
+    figures = summarise(run)
     sources = [source for source in INKS if source != TARGET] + others(figures.proposed)
     titles = [name_of(source) for source in sources]
     colours = [ink(source).colour for source in sources]
@@ -202,7 +202,7 @@ def speedups(values: Sequence[float | None], whole: float | None = None) -> go.F
     return figure
 
 
-def history(runs: Sequence[Run]) -> go.Figure:
+def history(runs: Sequence[Trace]) -> go.Figure:
     """Decode speed of past runs, oldest first."""
     figure = framed("Speed of past runs", "run", "tokens per second")
     known = [run for run in reversed(runs) if run.decode_seconds and run.emitted_tokens]
@@ -221,14 +221,14 @@ def history(runs: Sequence[Run]) -> go.Figure:
     return figure
 
 
-def cost_curve(curve: CostCurve | None, steps: Sequence[Step] = ()) -> go.Figure:
+def cost_curve(curve: CostCurve | None, run: Run = NO_RUN) -> go.Figure:
     """Time of a forward by the nodes it verifies, and behind it how many a run really drafted."""
     figure = framed("What a forward costs, and what was drafted", "drafted tokens", "steps")
     figure.update_layout(
         yaxis={"side": "right", "showgrid": False},
         yaxis2={"title": "ms per forward", "overlaying": "y", "rangemode": "tozero", **AXIS},
     )
-    drafted = Counter(sum(step.proposed.values()) for step in steps if step.tokens)
+    drafted = Counter(sum(step.proposed.values()) for step in run.steps if step.tokens)
     sizes = sorted(drafted)
     figure.add_bar(
         x=sizes,

@@ -7,6 +7,7 @@ from app.web.metrics_panel import NO_GAIN, milliseconds, times
 from engine.compare import Speedup
 from engine.errors import SettingError
 from engine.methods import PLAIN, method_named
+from engine.metrics import summarise
 from engine.queue import Waiting
 from engine.runs import Verdict
 
@@ -70,7 +71,7 @@ def proof_line(proof: Proof) -> str:
             return difference(found)
         return another_text(found, gained(proof.speedup))
     assert proof.plain and proof.accelerated and proof.shown
-    slow, fast = proof.plain.metrics.seconds, proof.accelerated.metrics.seconds
+    slow, fast = summarise(proof.plain).seconds, summarise(proof.accelerated).seconds
     whole = f"all {found.tokens:,} tokens"
     if proof.shown.broken_off:
         whole += " up to where it was stopped, as a beginning is all that can be proved of it"

@@ -19,9 +19,10 @@ from engine.errors import Cancelled
 from engine.hsd.family import Family, Plans
 from engine.hsd.planner import Plan, Recursion, candidates
 from engine.methods import PLAIN, Method, method_named
-from engine.runs import Timed, Verdict, keeps_text, run, verdict, warm_up
+from engine.metrics import summarise
+from engine.runs import Verdict, keeps_text, run, verdict, warm_up
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import Message
+from engine.types import Message, Run
 
 PROMPTS = (
     "Tell me a short story about a boat and a storm.",
@@ -105,7 +106,7 @@ def trials(
 
     Raises Cancelled when `cancelled()` turns true.
     """
-    runs: dict[str, list[Timed]] = {entry.title: [] for entry in tried}
+    runs: dict[str, list[Run]] = {entry.title: [] for entry in tried}
     warm_up(family.target, prompts[0], Generation(sampling, tokens))
     done = 0
     for number, prompt in enumerate(prompts):
@@ -132,13 +133,13 @@ def trials(
 def outcome(
     family: Family,
     entry: Entry,
-    runs: Sequence[Timed],
-    plain: Sequence[Timed],
+    runs: Sequence[Run],
+    plain: Sequence[Run],
     recursion: Recursion,
     sampling: Sampling,
 ) -> Trial:
     """One plan's figures over all prompts; the first difference to plain decoding, if any."""
-    figures = [timed.metrics for timed in runs]
+    figures = [*map(summarise, runs)]
     tokens = sum(f.tokens for f in figures)
     found = [
         verdict(family.target.detokenize, slow, fast)
@@ -152,5 +153,5 @@ def outcome(
         tokens,
         next((v for v in found if not v.identical), Verdict(True, tokens)),
         keeps_text(entry.method, sampling),
-        overall([timed.metrics for timed in plain], figures),
+        overall([*map(summarise, plain)], figures),
     )

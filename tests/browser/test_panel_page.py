@@ -9,9 +9,9 @@ from playwright.sync_api import Page, expect
 
 from app.web.metrics_panel import panel_values
 from engine.compare import Speedup
-from engine.metrics import summarise
 from engine.types import TARGET, Prefill, Step, Token
 from tests.browser.test_chat_page import PATIENCE, address, browser, finished, page, send
+from tests.support.runs import summed
 from tests.web.test_metrics_panel import RUN
 
 __all__ = ["address", "browser", "page"]
@@ -28,7 +28,7 @@ def fire(page: Page, *details: dict[str, Any], name: str = "strata:figures") -> 
 
 def told(steps: list[Step], since: int = 0, prompt: float = 0.03, **more: Any) -> dict[str, Any]:
     """What is sent of a run whose steps up to `since` were sent before."""
-    return panel_values(summarise(Prefill(9, 0, prompt), steps), steps[since:], **more)
+    return panel_values(summed(Prefill(9, 0, prompt), steps), steps[since:], **more)
 
 
 def figure(page: Page, name: str) -> str:

@@ -9,6 +9,7 @@ from engine.backends.toy import ToyBackend
 from engine.engine import StoredPastAnswers
 from engine.errors import StorageError
 from engine.local import Local
+from engine.metrics import summarise
 from engine.settings import Generation, Sampling
 from engine.types import CalibrationRow
 from storage.calibrations import CalibrationStore
@@ -81,7 +82,7 @@ def test_wiping_the_model_tier_wipes_the_trust(session: Session, db: Database) -
     assert not memory(session).past_answers and not memory(session).conversations
     conversation = ask(session)
     answer = session.history.last[OWNER, conversation]
-    assert answer.calibration == () and not answer.run.metrics.accepted.get("model")
+    assert answer.calibration == () and not summarise(answer.run).accepted.get("model")
     assert past_answers(session).tier.size == ModelNgrams(db, OWNER, "toy").rows()
 
 

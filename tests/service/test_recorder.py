@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +28,13 @@ def store(db: Database) -> Conversations:
 
 
 @pytest.fixture
-def recorder(store: Conversations, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def recorder(
+    db: Database, store: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Recorder]:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 1000.0)
     conversation = store.create().id
     store.append(conversation, "user", "hello")
-    made = Recorder(store, conversation, 7, lambda write: write())
+    made = Recorder(db, "local", conversation, 7, lambda write: write())
     yield made
     made.close()
 
@@ -62,8 +65,8 @@ def test_an_update_looks_at_no_token_until_it_is_asked(
 ) -> None:
     """Counted: what is made of tokens while 2,000 steps are added and told."""
     made = list[Any]()
-    piece_of = module.piece_of
-    monkeypatch.setattr(module, "piece_of", lambda *a: made.append(a) or piece_of(*a))
+    of = Piece.of
+    monkeypatch.setattr(Piece, "of", lambda *a: made.append(a) or of(*a))
 
     class Watched(list[Any]):
         looks = 0
@@ -76,11 +79,43 @@ def test_an_update_looks_at_no_token_until_it_is_asked(
             Watched.looks += 1
             return super().__getitem__(at)
 
-    recorder.pieces, recorder.steps = Watched(), Watched()
+    recorder.pieces, recorder.collector.steps = Watched(), Watched()
     for index in range(2000):
         recorder.add(step(index))
         recorder.update(0)
     assert len(made) == 4000 and Watched.looks == 0
+
+
+def test_what_is_stored_of_an_answer_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: the bytes that SQLite logs while an answer of 4,000 tokens is stored again and
+    again. All that is rewritten is the text: the second half costs less than twice the first."""
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 1000.0)
+    path = tmp_path / "strata.db"
+    with Database(path) as db:
+        store = Conversations(db, "local")
+        conversation = store.create().id
+        store.append(conversation, "user", "hello")
+        recorder = Recorder(db, "local", conversation, 7, lambda write: write())
+        recorder.add(Prefill(3, 0, 0.5))
+        with db.read() as handle:
+            handle.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        written = []
+        for half in range(2):
+            with db.write() as handle:
+                handle.execute("PRAGMA wal_autocheckpoint = 0")
+            before = path.with_name("strata.db-wal").stat().st_size
+            for index in range(1000 * half, 1000 * (half + 1)):
+                recorder.add(step(index))
+                if index % 10 == 9:
+                    recorder.flush()
+            written.append(path.with_name("strata.db-wal").stat().st_size - before)
+        recorder.close()
+        (_, answer) = store.messages(conversation)
+        assert answer.pieces == tuple(recorder.pieces) and len(recorder.pieces) == 4000
+        assert answer.content == "".join(piece.text for piece in recorder.pieces)
+    assert written[1] < 2 * written[0] and sum(written) < 16e6, written
 
 
 def test_the_end_is_stored_before_it_is_told(recorder: Recorder, store: Conversations) -> None:

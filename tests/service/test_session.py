@@ -1,8 +1,9 @@
 """The session: what it stores, whose it is, and that no helper can change an answer."""
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from app.service.recorder import Update
 from app.service.session import Session
 from app.web.verdicts import proof_line
 from engine.backends.toy import END, ToyBackend
+from engine.compare import live
 from engine.decode import decode
 from engine.drafting.budget import Budget
 from engine.drafting.context import ContextTier
@@ -24,6 +26,7 @@ from engine.engine import Load, Request, StoredPastAnswers, answered, unknown
 from engine.errors import Busy, Cancelled, PromptError, SettingError, StorageError
 from engine.local import Local
 from engine.methods import METHODS
+from engine.metrics import summarise
 from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
 from engine.sampling import Floats, draw
@@ -83,10 +86,28 @@ def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> No
     assert (said.role, said.content) == ("user", "hello there")
     assert answered.content == update.text and update.finish in ("eos", "length")
     assert answered.pieces == tuple(update.pieces)
-    (stored,) = Traces(session.database, OWNER).history()
+    store = Traces(session.database, OWNER)
+    (stored,) = store.history()
     assert answered.run_id == stored.id
-    assert stored.emitted_tokens == update.metrics.tokens
-    assert tuple(Traces(session.database, OWNER).steps(stored.id))[0].index == 0
+    figures = update.metrics
+    assert (stored.emitted_tokens, stored.forwards) == (figures.tokens, figures.forwards)
+    assert stored.decode_seconds == pytest.approx(figures.decode_seconds)
+    run, proved = store.load(stored.id), session.history.last[OWNER, conversation].run
+    assert astuple(replace(run, settings={})) == astuple(replace(proved, settings={}))
+    assert run.settings == json.loads(json.dumps(proved.settings)) and run.learned is not None
+    assert summarise(run) == figures and live(figures).whole == live(summarise(run)).whole
+
+
+def test_an_answer_is_stored_once(session: Session) -> None:
+    """Its tokens lie in its run's steps, and the message says nothing of its own but its text."""
+    conversation, update = ask(session)
+    stored = session.database.execute_read("SELECT content, pieces FROM messages ORDER BY position")
+    assert stored == [("hello there", None), (update.text, None)]
+    (told,) = session.database.execute_read("SELECT count(*), sum(tokens LIKE '[[%') FROM steps")
+    assert told == (update.forwards, update.forwards)
+    assert session.chat.conversations(OWNER).messages(conversation)[1].pieces == tuple(
+        update.pieces
+    )
 
 
 def test_the_first_message_names_the_conversation(session: Session) -> None:
@@ -674,7 +695,7 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
     def full(*_: object, **__: object) -> None:
         raise StorageError("The disk is full: free some space and try again.")
 
-    for place in (ContextStore, ModelNgrams, Traces):
+    for place in (ContextStore, ModelNgrams):
         for name in ("append", "learn", "save"):
             if hasattr(place, name):
                 monkeypatch.setattr(place, name, full)
@@ -683,14 +704,34 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
     assert session.notices.take(OWNER) == ["The disk is full: free some space and try again."]
 
 
+@pytest.mark.parametrize(
+    ("place", "name"), [(Traces, "save"), (Traces, "extend"), (Conversations, "append")]
+)
+def test_an_answer_that_cannot_be_stored_is_told_and_half_of_it_is_not_stored(
+    session: Session, monkeypatch: pytest.MonkeyPatch, place: type, name: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("The disk is full: free some space and try again.")
+
+    conversation = session.chat.say(OWNER, None, "hello there")
+    monkeypatch.setattr(place, name, full)
+    update = run(session.answering.answer(OWNER, conversation, preferences()))
+    assert update.text and update.finish and texts(session, conversation) == ["hello there"]
+    assert Traces(session.database, OWNER).history() == []
+    assert session.database.execute_read("SELECT count(*) FROM steps") == [(0,)]
+    assert session.notices.take(OWNER) == ["The disk is full: free some space and try again."]
+    *_, proof = session.proofs.prove(OWNER, conversation)
+    assert proof.verdict is not None and proof.verdict.identical
+
+
 def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
     conversation, update = ask(session)
     *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.tokens == update.metrics.tokens
-    assert proof.plain is not None and proof.plain.metrics.mean_acceptance_length == 1
-    assert proof.accelerated is not None and proof.accelerated.metrics.kept > 0
-    assert proof.shown is not None and proof.shown.metrics == update.metrics
+    assert proof.plain is not None and summarise(proof.plain).mean_acceptance_length == 1
+    assert proof.accelerated is not None and summarise(proof.accelerated).kept > 0
+    assert proof.shown is not None and summarise(proof.shown) == update.metrics
     said = [[t.id for t in run.tokens] for run in (proof.plain, proof.accelerated, proof.shown)]
     assert said[0] == said[1] == said[2]
     assert proof.speedup.whole and proof.speedup.decoding
@@ -723,14 +764,14 @@ def test_an_answer_proved_has_not_been_learned_by_what_drafts_in_the_proof(
     first, update = ask(session, method="model")
     assert update.metrics.kept == 0, "nothing was known before the first answer"
     *_, proof = session.proofs.prove(OWNER, first)
-    assert proof.accelerated is not None and proof.accelerated.metrics.kept == 0
+    assert proof.accelerated is not None and summarise(proof.accelerated).kept == 0
     assert proof.speedup.whole is None or proof.speedup.whole <= 1
     known_then = known(session)
     again, second = ask(session, method="model")
     assert second.metrics.kept > 0
     *_, proof = session.proofs.prove(OWNER, again)
     assert proof.accelerated is not None
-    assert proof.accelerated.metrics.accepted == second.metrics.accepted
+    assert summarise(proof.accelerated).accepted == second.metrics.accepted
     assert known(session) == known_then, "a proof teaches nothing"
 
 
@@ -782,11 +823,11 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     chosen = replace(preferences(), method=method)
     *_, last = session.proofs.compare(OWNER, "hello there", "", chosen, 3)
     assert len(last.pairs) == 3 == len(last.speedups)
-    kept = {timed.metrics.kept > 0 for _, timed in last.pairs}
+    kept = {summarise(fast).kept > 0 for _, fast in last.pairs}
     assert kept == {True} or all(s.whole is None or s.whole <= 1 for s in last.speedups)
     answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
     assert len(answers) == 1
-    drafted = [timed.metrics.accepted for _, timed in last.pairs]
+    drafted = [summarise(fast).accepted for _, fast in last.pairs]
     assert drafted[0] == drafted[1] == drafted[2], "no repeat may draft an earlier one's answer"
     assert known(session) == before
     assert past_answers(session).calibration.rows() == trusted
@@ -849,9 +890,9 @@ def test_a_comparison_does_not_know_the_answer_that_was_just_given(session: Sess
     """Else it would draft that one, and read far above what the answer itself gained."""
     ask(session, "hello there")
     *_, progress = session.proofs.compare(OWNER, "hello there", "", preferences(), 1)
-    assert progress.pairs[0][1].metrics.accepted.get("model", 0) == 0
+    assert summarise(progress.pairs[0][1]).accepted.get("model", 0) == 0
     *_, other = session.proofs.compare("other", "hello there", "", preferences(), 1)
-    first, second = (p.pairs[0][1].metrics for p in (progress, other))
+    first, second = (summarise(p.pairs[0][1]) for p in (progress, other))
     assert first.proposed == second.proposed
 
 

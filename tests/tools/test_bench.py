@@ -384,10 +384,10 @@ def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
     prompt, wanted = questions(embedded)[0], Generation(Sampling(0.0), max_tokens=12)
     result = Result("a")
     one_run(embedded, METHODS["lookup"], Databases(), prompt, wanted, result)
-    metrics, look_ups = result.metrics, list(result.look_ups[CONTEXT])
+    metrics, look_ups = result.metrics, result.look_ups(CONTEXT)
     one_run(embedded, METHODS["lookup"], Databases(), prompt, wanted, result)
     assert len(result.seconds) == len(result.decode_seconds) == 2 and result.steady
-    assert result.metrics is metrics and result.look_ups[CONTEXT] == look_ups
+    assert result.metrics == metrics and result.look_ups(CONTEXT) == look_ups
     assert metrics is not None and result.forwards == metrics.forwards
     figures = step_figures([result])
     assert figures["forward_share"] == metrics.verify_seconds / metrics.decode_seconds

@@ -7,10 +7,11 @@ import pytest
 from engine.backends.toy import ToyBackend
 from engine.compare import FEWEST, UNKNOWN, Speedup, cold, gain, live, overall, speedup
 from engine.decode import decode
-from engine.metrics import Metrics, summarise
+from engine.metrics import Metrics
 from engine.sampling import gumbel
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Learned, Prefill, Step, Token
+from tests.support.runs import summed
 
 
 def run(
@@ -19,7 +20,7 @@ def run(
     """A run of these seconds. One step is enough, as the sums are what is compared."""
     said = tuple(Token(1, at, "context") for at in range(tokens))
     step = Step(0, said, accepted={"context": kept} if kept else {}, verify_seconds=decoding)
-    return summarise(Prefill(1, 0, prefill), [step], Learned(learning))
+    return summed(Prefill(1, 0, prefill), [step], Learned(learning))
 
 
 def test_a_cold_start_leaves_no_cache_and_no_noise() -> None:
@@ -79,7 +80,7 @@ def test_no_run_is_faster_for_drafts_that_it_did_not_accept() -> None:
 
 
 def test_nothing_is_made_of_runs_without_tokens() -> None:
-    empty = summarise(None, [])
+    empty = summed(None, [])
     assert speedup([]) == speedup([(empty, run(1.0, 1.0, 1.0))]) == UNKNOWN
     assert overall([], []) == overall([empty], [empty]) == UNKNOWN
 
@@ -92,7 +93,7 @@ def paced(
     accepted = {"context": kept} if kept else {}
     drafting = Step(0, said, {"context": 9}, accepted, verify_seconds=4.0, plain_seconds=plain)
     steps = [Step(1 + at, said[:1], plain_seconds=0.0) for at in range(idle)]
-    return summarise(Prefill(1, 0, 1.0), [drafting, *steps], Learned(learning))
+    return summed(Prefill(1, 0, 1.0), [drafting, *steps], Learned(learning))
 
 
 def test_a_live_speedup_is_of_the_whole_answer_at_the_load_of_its_steps() -> None:
@@ -111,7 +112,7 @@ def test_a_live_speedup_is_told_once_it_means_something() -> None:
     assert early == Speedup(plain_steps=0)
     assert live(paced(8.0, tokens=FEWEST)).whole is not None
     assert live(paced(None)) == Speedup(plain_steps=0)
-    assert live(summarise(None, [])) == Speedup(plain_steps=0)
+    assert live(summed(None, [])) == Speedup(plain_steps=0)
 
 
 @pytest.mark.parametrize("plain", [0.4, 3.9, 4.0, 4.1, 400.0])
@@ -128,10 +129,10 @@ def test_an_answer_that_rests_reads_about_one() -> None:
         Step(at, (Token(1, at, "target"),), verify_seconds=0.01, plain_seconds=0.01)
         for at in range(40)
     ]
-    found = live(summarise(Prefill(9, 0, 0.02), steps))
+    found = live(summed(Prefill(9, 0, 0.02), steps))
     assert found == Speedup(pytest.approx(1.0), pytest.approx(1.0), 40)
 
 
 def test_nothing_is_divided_by_steps_that_took_no_time() -> None:
     steps = [Step(at, (Token(1, at, "target"),), plain_seconds=0.0) for at in range(20)]
-    assert live(summarise(None, steps)) == Speedup(plain_steps=20)
+    assert live(summed(None, steps)) == Speedup(plain_steps=20)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import StorageError
+from engine.types import NO_RUN, Run, Step, Token
 from storage import exports, imports
 from storage.contexts import ContextStore
 from storage.conversations import MAX_TITLE, Conversation, Conversations, Piece
@@ -36,22 +37,13 @@ def bob(db: Database) -> Conversations:
 
 
 def save_run(db: Database, owner: str, conversation_id: str | None) -> str:
-    run = Traces(db, owner).save(
-        conversation_id=conversation_id,
-        model="toy",
-        fingerprint="f",
-        method="hd",
-        settings={},
-        prompt_tokens=1,
-        emitted_tokens=1,
-        reused_tokens=0,
-        ttft_seconds=0.1,
-        decode_seconds=0.2,
-        forwards=1,
-        finish="eos",
-        steps=[],
-    )
-    return run.id
+    return Traces(db, owner).save(NO_RUN, conversation_id)
+
+
+def step_of(index: int, piece: tuple[str, str, int, int, int, float]) -> Step:
+    """A step that emitted one token: that of the piece."""
+    text, source, length, _, position, probability = piece
+    return Step(index, (Token(1, position, source, length, text, probability),))
 
 
 def contents(conversations: Conversations, id: str) -> list[str]:
@@ -145,13 +137,70 @@ def test_an_unknown_role_is_refused(ada: Conversations) -> None:
 
 def test_a_message_can_be_updated_while_it_grows(db: Database, ada: Conversations) -> None:
     id = ada.create().id
-    answer = ada.append(id, "assistant", "")
-    ada.update_message(answer.id, "Hel", PIECES[:1])
-    ada.update_message(answer.id, "Hello", PIECES, save_run(db, "ada", id))
+    traces, first, second = Traces(db, "ada"), step_of(0, PIECES[0]), step_of(1, PIECES[1])
+    run = traces.save(Run(steps=(first,)), id)
+    answer = ada.append(id, "assistant", "Hel", run)
+    assert [message.pieces for message in ada.messages(id)] == [(Piece(*PIECES[0]),)]
+    ada.extend(answer.id, "lo")
+    traces.extend(run, [second])
     (stored,) = ada.messages(id)
-    assert (stored.id, stored.content, stored.pieces) == (answer.id, "Hello", tuple(PIECES))
+    both = Piece(*PIECES[0]), Piece(*PIECES[1])._replace(step=1)
+    assert (stored.id, stored.content, stored.pieces) == (answer.id, "Hello", both)
     assert (stored.position, stored.created) == (answer.position, answer.created)
-    assert stored.run_id is not None
+    assert stored.run_id == run
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_words_grow_as_they_are(ada: Conversations, text: str) -> None:
+    id = ada.create().id
+    answer = ada.append(id, "assistant", text)
+    for _ in range(3):
+        ada.extend(answer.id, text)
+    assert contents(ada, id) == [4 * text]
+
+
+def test_an_answer_reads_its_tokens_from_its_run(db: Database, ada: Conversations) -> None:
+    id, traces = ada.create().id, Traces(db, "ada")
+    words = [(text, f"draft:{text}", 2, 0, 7, 0.5) for text in HOSTILE]
+    run = Run(steps=(*(step_of(at, row) for at, row in enumerate(words)), Step(99, ())))
+    ada.append(id, "user", "Hi")
+    ada.append(id, "assistant", "".join(HOSTILE), traces.save(run, id))
+    ada.append(id, "assistant", "x", pieces=PIECES)
+    expected = tuple(Piece(*row)._replace(step=at) for at, row in enumerate(words))
+    found = [message.pieces for message in ada.messages(id)]
+    assert found == [None, expected, tuple(Piece(*row) for row in PIECES)]
+    copy = imported(ada, json.loads(json.dumps(ada.export(id))))
+    assert [message.pieces for message in ada.messages(copy.id)] == found
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "'nonsense'",
+        "'{}'",
+        "'[1]'",
+        "'[\"abcdef\"]'",
+        '\'[[1,7,"model",3,"Hel"]]\'',
+        "'[[1,7,\"model\",3,5,0.5]]'",
+        '\'[[1,-7,"model",3,"Hel",0.5]]\'',
+        '\'[[1,7,"model",3,"Hel",1e999]]\'',
+        '\'[[1,7,"model",3,"Hel","0.5"]]\'',
+        f"'{'[' * 100_000}'",
+        "x'00ff'",
+        "7",
+    ],
+)
+def test_damaged_steps_cost_the_colours_only(db: Database, ada: Conversations, damage: str) -> None:
+    id, traces = ada.create().id, Traces(db, "ada")
+    run = Run(steps=tuple(step_of(at, row) for at, row in enumerate(PIECES)))
+    ada.append(id, "assistant", "Hello", traces.save(run, id))
+    ada.append(id, "assistant", "Hello", traces.save(run, id))
+    query = f"UPDATE steps SET tokens = {damage} WHERE position = 1 AND run = ?"
+    with db.write() as handle:
+        handle.execute(query, [ada.messages(id)[0].run_id])
+    first, second = ada.messages(id)
+    assert (first.content, second.content, second.pieces is None) == ("Hello", "Hello", False)
+    assert first.pieces is None
 
 
 def test_truncate_deletes_from_a_position_on(ada: Conversations) -> None:
@@ -198,7 +247,7 @@ def test_a_message_outlives_its_run(db: Database, ada: Conversations) -> None:
         lambda mine, id, _: mine.append(id, "user", "taken"),
         lambda mine, id, _: mine.truncate(id, 0),
         lambda mine, id, _: mine.export(id),
-        lambda mine, _, message_id: mine.update_message(message_id, "taken"),
+        lambda mine, _, message_id: mine.extend(message_id, "taken"),
     ],
 )
 def test_another_owners_conversation_does_not_exist(
@@ -227,10 +276,9 @@ def test_another_owners_run_cannot_be_attached(
     run, id = save_run(db, "ada", None), bob.create().id
     with pytest.raises(StorageError, match="no run"):
         bob.append(id, "assistant", "Hello", run)
-    message = bob.append(id, "assistant", "Hello")
+    assert bob.messages(id) == []
     with pytest.raises(StorageError, match="no run"):
-        bob.update_message(message.id, "Hello", None, run)
-    assert bob.messages(id) == [message]
+        Traces(db, "bob").extend(run, [Step(9, ())])
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -388,7 +436,9 @@ def test_a_chatgpt_export_may_lack_a_title_and_run_in_circles(ada: Conversations
     assert contents(ada, conversation.id) == ["Ho", "Hi"]
 
 
-def test_half_a_surrogate_pair_is_replaced_in_pieces_and_settings_too(ada: Conversations) -> None:
+def test_half_a_surrogate_pair_is_replaced_in_pieces_and_settings_too(
+    db: Database, ada: Conversations
+) -> None:
     piece = ["a\ud800b", "m\udfff", 0, 0, 0, 0.5]
     text = json.dumps(exported(messages=[{"role": "assistant", "content": "x", "pieces": [piece]}]))
     (export,) = imports.read_file(text.encode(), 9).conversations
@@ -396,8 +446,12 @@ def test_half_a_surrogate_pair_is_replaced_in_pieces_and_settings_too(ada: Conve
     (message,) = ada.messages(id)
     assert message.pieces == (("a\ufffdb", "m\ufffd", 0, 0, 0, 0.5),)
     assert ada.get(id).settings == {"stop": ["\ufffd"]}
-    ada.update_message(message.id, "x", [("\udfff", "m", 0, 0, 0, 0.5)])
-    assert ada.messages(id)[0].pieces == (("\ufffd", "m", 0, 0, 0, 0.5),)
+    ada.extend(message.id, "\udfff")
+    step = step_of(0, ("\udfff", "m", 0, 0, 0, 0.5))
+    ada.append(id, "assistant", "", Traces(db, "ada").save(Run(steps=(step,)), id))
+    first, second = ada.messages(id)
+    assert first.content == "x\ufffd"
+    assert second.pieces == (("\ufffd", "m", 0, 0, 0, 0.5),)
 
 
 def test_half_a_surrogate_pair_that_was_stored_before_is_replaced(

@@ -27,6 +27,7 @@ PINNED = {
     "0006-stacks": "730a080cf9f463e3",
     "0007-sources": "6d501b9c703d5850",
     "0008-speedups": "7bfa26fb0e2163e9",
+    "0009-one-run": "c891a4b83aeafbca",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

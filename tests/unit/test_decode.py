@@ -13,10 +13,10 @@ from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
-from engine.metrics import summarise
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import RULES, Event, Learned, Prefill, Rule, Step, Work
+from tests.support.runs import summed
 
 PROMPT = list(b"once upon a time")
 LONG = Generation(Sampling(temperature=0.0), max_tokens=60)
@@ -112,7 +112,7 @@ def test_a_drafter_that_knows_the_answer_is_always_right() -> None:
         assert [token.source for token in step.tokens] == ["context"] * 5 + ["target"]
         assert [token.match_length for token in step.tokens] == [3] * 5 + [0]
         assert step.by_depth == ((1, 1),) * 5
-    assert summarise(None, steps).acceptance_rate == 1.0
+    assert summed(None, steps).acceptance_rate == 1.0
 
 
 def test_counters_count_every_node_of_every_source() -> None:
@@ -394,7 +394,7 @@ def test_learning_the_answer_is_timed_behind_the_last_step(
     drafters = [Slow(lambda tokens: []), Slow(lambda tokens: [])]
     prefill, *steps, learned = decode(ToyBackend(), PROMPT, drafters, LONG, Drafting())
     assert isinstance(prefill, Prefill) and isinstance(learned, Learned)
-    figures = summarise(prefill, [step for step in steps if isinstance(step, Step)], learned)
+    figures = summed(prefill, [step for step in steps if isinstance(step, Step)], learned)
     assert learned.seconds == figures.learning_seconds == figures.seconds == 10.0
     assert figures.decode_seconds == 0.0
 

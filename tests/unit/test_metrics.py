@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.metrics import Metrics, Tally, summarise
+from engine.metrics import Metrics, Tally
 from engine.types import Event, Learned, Prefill, Step, Token
+from tests.support.runs import summed
 
 
 def step(index: int, *sources: str, **fields: object) -> Step:
@@ -35,13 +36,13 @@ def test_levels_of_a_stack_add_up() -> None:
         step(1, "target"),
         step(2, "target", levels={"draft:small": (3, 6, 1)}),
     ]
-    levels = summarise(None, steps).levels
+    levels = summed(None, steps).levels
     assert levels == {"draft:small": (7, 6, 1), "draft:mid": (2, 8, 5)}
-    assert summarise(None, RUN).levels == {}
+    assert summed(None, RUN).levels == {}
 
 
 def test_a_run_counted_by_hand() -> None:
-    metrics = summarise(Prefill(10, 4, 0.5), RUN)
+    metrics = summed(Prefill(10, 4, 0.5), RUN)
     assert (metrics.tokens, metrics.forwards) == (6, 3)
     assert metrics.mean_acceptance_length == 2.0
     assert metrics.acceptance_rate == pytest.approx(3 / 10)
@@ -55,21 +56,21 @@ def test_a_run_counted_by_hand() -> None:
 
 
 def test_times_add_up() -> None:
-    metrics = summarise(Prefill(10, 4, 0.5), RUN)
+    metrics = summed(Prefill(10, 4, 0.5), RUN)
     assert metrics.ttft_seconds == pytest.approx(0.5 + 1.0)
     assert metrics.decode_seconds == pytest.approx(3.0)
     assert (metrics.draft_seconds, metrics.verify_seconds) == pytest.approx((0.1, 2.5))
     assert (metrics.sample_seconds, metrics.other_seconds) == pytest.approx((0.2, 0.2))
     assert metrics.tokens_per_second == pytest.approx(2.0)
     assert metrics.end_to_end_tokens_per_second == pytest.approx(6 / 3.5)
-    whole = summarise(Prefill(10, 4, 0.5), RUN, Learned(0.25))
+    whole = summed(Prefill(10, 4, 0.5), RUN, Learned(0.25))
     assert whole.seconds == pytest.approx(0.5 + 3.0 + 0.25)
     assert whole.decode_seconds == metrics.decode_seconds and whole.kept == 3
     assert whole.end_to_end_tokens_per_second == pytest.approx(6 / 3.75)
 
 
 def test_a_run_cancelled_before_its_first_token_divides_by_nothing() -> None:
-    metrics = summarise(Prefill(3, 0, 0.25), [Step(0, (), finish="cancelled")])
+    metrics = summed(Prefill(3, 0, 0.25), [Step(0, (), finish="cancelled")])
     assert (metrics.tokens, metrics.forwards, metrics.ttft_seconds) == (0, 0, 0.25)
     assert metrics.tokens_per_second == metrics.end_to_end_tokens_per_second == 0.0
     assert metrics.mean_acceptance_length == metrics.acceptance_rate == 0.0
@@ -78,15 +79,15 @@ def test_a_run_cancelled_before_its_first_token_divides_by_nothing() -> None:
 
 
 def test_no_events_at_all() -> None:
-    assert summarise(None, []).end_to_end_tokens_per_second == 0.0
+    assert summed(None, []).end_to_end_tokens_per_second == 0.0
 
 
 def test_a_cancelled_step_is_not_a_forward() -> None:
-    assert summarise(None, [*RUN, Step(3, (), finish="cancelled")]) == summarise(None, RUN)
+    assert summed(None, [*RUN, Step(3, (), finish="cancelled")]) == summed(None, RUN)
 
 
 def test_shares_sum_to_one() -> None:
-    metrics: Metrics = summarise(None, RUN)
+    metrics: Metrics = summed(None, RUN)
     assert sum(metrics.share.values()) == pytest.approx(1.0)
     assert sum(size * count for size, count in metrics.lengths.items()) == metrics.tokens
 
@@ -190,7 +191,7 @@ def test_figures_that_were_asked_for_do_not_change_with_later_events() -> None:
         tally.add(event)
     early = tally.metrics()
     tally.add(RUN[2])
-    assert early == summarise(None, RUN[:2]) != tally.metrics()
+    assert early == summed(None, RUN[:2]) != tally.metrics()
 
 
 class Counted(tuple[Token, ...]):
@@ -216,17 +217,17 @@ def test_asking_for_the_figures_looks_at_no_step_again() -> None:
 
 def test_plain_seconds_are_known_when_every_step_knows_them() -> None:
     known = [step(i, "target", plain_seconds=0.5) for i in range(3)]
-    assert summarise(None, known).plain_seconds == pytest.approx(1.5)
-    assert summarise(None, []).plain_seconds is None
+    assert summed(None, known).plain_seconds == pytest.approx(1.5)
+    assert summed(None, []).plain_seconds is None
     for at in range(3):
         steps = [*known]
         steps[at] = step(at, "target")
-        assert summarise(None, steps).plain_seconds is None
+        assert summed(None, steps).plain_seconds is None
     cancelled = Step(3, (), finish="cancelled")
-    assert summarise(None, [*known, cancelled]).plain_seconds == pytest.approx(1.5)
+    assert summed(None, [*known, cancelled]).plain_seconds == pytest.approx(1.5)
 
 
 def test_plain_steps_are_those_that_drafted_nothing() -> None:
-    assert summarise(None, RUN).plain_steps == 0
+    assert summed(None, RUN).plain_steps == 0
     steps = [step(0, "target"), step(1, "target", proposed={"context": 0}), RUN[1]]
-    assert summarise(None, steps).plain_steps == 2
+    assert summed(None, steps).plain_steps == 2

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from engine.errors import StorageError
-from engine.types import Step, Token
+from engine.types import Learned, Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.traces import Run, Traces
+from storage.traces import Trace, Traces
 
-STEPS = [
+STEPS = (
     Step(
         index=0,
         tokens=(
@@ -33,28 +33,27 @@ STEPS = [
         look_ups={"context": 1e-5},
         levels={"draft:<b>tiny</b>": (4, 3, 2)},
         finish="length",
+        plain_seconds=0.1 + 0.7,
     ),
     Step(index=1, tokens=(Token(2, 103, "target"),), finish="eos"),
-]
+)
 
 
-def save(traces: Traces, **changes: Any) -> Run:
-    fields: dict[str, Any] = {
-        "conversation_id": None,
-        "model": "toy",
-        "fingerprint": "f",
-        "method": "hd",
-        "settings": {"tiers": ["context"], "temperature": 0.0},
-        "prompt_tokens": 12,
-        "emitted_tokens": 4,
-        "reused_tokens": 3,
-        "ttft_seconds": 0.125,
-        "decode_seconds": 1.5,
-        "forwards": 2,
-        "finish": "eos",
-        "steps": STEPS,
-    }
-    return traces.save(**fields | changes)
+RUN = Run(
+    method="hd",
+    model="toy",
+    fingerprint="f",
+    settings={"tiers": ["context"], "temperature": 0.0},
+    prefill=Prefill(12, 3, 0.1 + 0.2, 0.1 + 0.1),
+    steps=STEPS,
+    learned=Learned(1e-3),
+)
+
+
+def save(traces: Traces, **changes: Any) -> Trace:
+    """The run above, or one that differs from it, saved."""
+    placed = {name: changes.pop(name) for name in ("conversation_id", "kind") if name in changes}
+    return traces.get(traces.save(replace(RUN, **changes), **placed))
 
 
 @pytest.fixture
@@ -62,22 +61,39 @@ def traces(db: Database) -> Traces:
     return Traces(db, "ada")
 
 
-def timings(steps: list[Step]) -> list[Any]:
-    """What comparing steps leaves out."""
-    return [astuple(step) for step in steps]
+def test_a_run_comes_back_equal_timings_included(traces: Traces) -> None:
+    found = traces.load(traces.save(RUN))
+    assert found == RUN
+    assert astuple(found) == astuple(RUN), "comparing leaves timings out"
+    # What has not begun yet has no prompt either, and what broke off is not learned.
+    bare = Run(prefill=Prefill(0, 0), settings={"stop": ["a", "b"]})
+    given = replace(bare, settings=MappingProxyType({"stop": ("a", "b")}))
+    assert traces.load(traces.save(given)) == bare
 
 
-def test_a_run_comes_back_equal(traces: Traces) -> None:
-    run = save(traces, speedup=2.5, decode_speedup=3.5, kind="compare")
-    assert traces.get(run.id) == run
-    assert (run.model, run.fingerprint, run.method, run.kind) == ("toy", "f", "hd", "compare")
-    assert (run.prompt_tokens, run.emitted_tokens, run.reused_tokens) == (12, 4, 3)
-    assert (run.ttft_seconds, run.decode_seconds, run.forwards) == (0.125, 1.5, 2)
-    assert (run.finish, run.speedup, run.decode_speedup) == ("eos", 2.5, 3.5)
-    plain = save(traces, finish=None, settings=MappingProxyType({"stop": ("a", "b")}))
-    assert traces.get(plain.id) == plain
-    assert plain.settings == {"stop": ["a", "b"]}
-    assert (plain.kind, plain.finish, plain.speedup) == ("chat", None, None)
+def test_the_history_has_a_line_of_it(traces: Traces) -> None:
+    trace = save(traces, kind="compare")
+    assert (trace.kind, trace.model, trace.fingerprint, trace.method) == (
+        "compare", "toy", "f", "hd",
+    )  # fmt: skip
+    assert (trace.emitted_tokens, trace.forwards) == (4, 2)
+    assert trace.decode_seconds == sum(step.seconds for step in STEPS)
+    assert (trace.speedup, trace.decode_speedup, trace.conversation_id) == (None, None, None)
+    assert traces.history() == [trace]
+
+
+def test_a_run_that_grows_ends_as_if_it_had_been_saved_at_once(traces: Traces) -> None:
+    """Its sums too; a cancelled step is no forward."""
+    ended = Step(2, (), finish="cancelled", verify_seconds=9.0)
+    begun = replace(RUN, steps=STEPS[:1], learned=None)
+    id = traces.save(begun)
+    assert traces.load(id) == begun
+    traces.extend(id, STEPS[1:])
+    traces.extend(id, [ended], RUN.learned)
+    whole = replace(RUN, steps=(*STEPS, ended))
+    at_once = traces.get(traces.save(whole))
+    assert traces.load(id) == whole and astuple(traces.load(id)) == astuple(whole)
+    assert replace(traces.get(id), id=at_once.id, created=at_once.created) == at_once
 
 
 def test_what_a_run_was_worth_is_noted_later_by_its_owner_alone(
@@ -92,30 +108,30 @@ def test_what_a_run_was_worth_is_noted_later_by_its_owner_alone(
     assert traces.get(other.id) == other
 
 
-def test_steps_come_back_equal_timings_included(traces: Traces) -> None:
-    run = save(traces)
-    assert traces.steps(run.id) == STEPS
-    assert timings(traces.steps(run.id)) == timings(STEPS)
-
-
-def test_the_steps_above_fill_every_field() -> None:
+def test_the_run_above_fills_every_field() -> None:
     """So a field added to the engine's values cannot be left out of storage unnoticed."""
     blank = Step(index=-1, tokens=(Token(-1, -1, ""),), other_seconds=-1.0)
-    for full, empty in ((STEPS[0], blank), (STEPS[0].tokens[0], blank.tokens[0])):
+    pairs: tuple[tuple[Any, Any], ...] = (
+        (RUN, Run()),
+        (RUN.prefill, Prefill(0, 0)),
+        (RUN.learned, Learned()),
+        (STEPS[0], blank),
+        (STEPS[0].tokens[0], blank.tokens[0]),
+    )
+    for full, empty in pairs:
         for item in fields(full):
-            if item.name == "plain_seconds":
-                continue  # told while an answer grows, and not stored
             assert getattr(full, item.name) != getattr(empty, item.name), item.name
 
 
 def test_any_mapping_may_count(traces: Traces) -> None:
-    steps = [Step(0, (), Counter({"model": 2}), MappingProxyType({"model": 1}))]
-    assert traces.steps(save(traces, steps=steps).id) == [Step(0, (), {"model": 2}, {"model": 1})]
+    step = Step(0, (), Counter({"model": 2}), MappingProxyType({"model": 1}))
+    plain = Step(0, (), {"model": 2}, {"model": 1})
+    assert traces.load(save(traces, steps=(step,)).id).steps == (plain,)
 
 
 def test_a_run_that_fails_to_save_leaves_nothing(db: Database, traces: Traces) -> None:
     with pytest.raises(Exception, match="UNIQUE|PRIMARY"):
-        save(traces, steps=[STEPS[0], STEPS[0]])
+        save(traces, steps=(STEPS[0], STEPS[0]))
     assert traces.history() == []
     assert db.execute_read("SELECT count(*) FROM steps") == [(0,)]
 
@@ -140,10 +156,26 @@ def test_the_oldest_runs_are_dropped_with_their_steps(
         traces.get(runs[0].id)
 
 
+def test_a_run_lives_as_long_as_its_message(
+    db: Database, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Traces, "KEPT", 1)
+    store = Conversations(db, "ada")
+    id = store.create().id
+    run = save(traces, conversation_id=id)
+    store.append(id, "assistant", "Hel", run.id)
+    newer = save(traces)
+    assert traces.history() == [newer, run]
+    store.truncate(id, 0)
+    assert traces.history() == [newer, run], "it is dropped when the next one comes"
+    newest = save(traces)
+    assert traces.history() == [newest]
+
+
 def test_another_owners_run_does_not_exist(db: Database, traces: Traces) -> None:
     run, bob = save(traces), Traces(db, "bob")
     for id in (run.id, "unknown"):
-        for act in (bob.get, bob.steps):
+        for act in (bob.get, bob.load, lambda id: bob.extend(id, STEPS)):
             with pytest.raises(StorageError, match="There is no run"):
                 act(id)
     assert bob.history() == []
@@ -164,8 +196,10 @@ def test_a_run_belongs_to_a_conversation_of_its_owner(db: Database, traces: Trac
 def test_hostile_names_come_back_as_they_were(traces: Traces) -> None:
     name = "'; DROP TABLE runs; -- <img onerror=x> {{7*7}} \x00 名"
     run = save(traces, model=name, fingerprint=name, method=name, settings={name: name})
-    assert traces.get(run.id) == run
     assert (run.model, run.fingerprint, run.method) == (name, name, name)
+    found = traces.load(run.id)
+    assert (found.model, found.fingerprint, found.method) == (name, name, name)
+    assert found.settings == {name: name}
 
 
 def test_a_turn_can_be_stored_as_one(tmp_path: Path) -> None:
@@ -184,9 +218,12 @@ def test_a_turn_can_be_stored_as_one(tmp_path: Path) -> None:
         assert json.dumps(conversations.export(id))
 
 
-@pytest.mark.parametrize("column", ["settings", "prompt_tokens", "ttft_seconds", "created"])
-@pytest.mark.parametrize("damage", ["'['", "x'00ff'", "'text'"])
-def test_a_damaged_run_is_told_and_left_out(
+DAMAGE = ["'['", "x'00ff'", "'text'"]
+
+
+@pytest.mark.parametrize("column", ["emitted_tokens", "decode_seconds", "created", "speedup"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_line_is_told_and_left_out(
     db: Database, traces: Traces, column: str, damage: str
 ) -> None:
     sound, damaged = save(traces), save(traces)
@@ -198,12 +235,29 @@ def test_a_damaged_run_is_told_and_left_out(
 
 
 @pytest.mark.parametrize(
-    "column", ["tokens", "proposed", "accepted", "by_depth", "look_ups", "levels", "draft_seconds"]
+    "column",
+    ["settings", "prompt_tokens", "prefill_seconds", "plain_prefill_seconds", "learning_seconds"],
 )
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_run_is_told(db: Database, traces: Traces, column: str, damage: str) -> None:
+    run = save(traces)
+    with db.write() as handle:
+        handle.execute(f"UPDATE runs SET {column} = {damage}")
+    with pytest.raises(StorageError, match="is damaged in the database"):
+        traces.load(run.id)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "tokens", "proposed", "accepted", "by_depth", "look_ups", "levels", "draft_seconds",
+        "plain_seconds",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("damage", ["'['", "'[7]'", "x'00ff'", '\'{"a":"b"}\'', f"'{'[' * 9999}'"])
 def test_damaged_steps_are_told(db: Database, traces: Traces, column: str, damage: str) -> None:
     run = save(traces)
     with db.write() as handle:
         handle.execute(f"UPDATE steps SET {column} = {damage}")
     with pytest.raises(StorageError, match="is damaged in the database"):
-        traces.steps(run.id)
+        traces.load(run.id)

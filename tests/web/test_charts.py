@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from app.service.comparison import Progress, Timed
+from app.service.comparison import Progress
 from app.web import charts
 from app.web.colors import INK, INKS, PLAIN
 from app.web.tabs import compare
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import LARGEST, CostCurve
-from engine.types import TARGET, CalibrationRow, Step, Token
+from engine.types import NO_RUN, TARGET, CalibrationRow, Run, Step, Token
 from storage.database import Database
 from storage.traces import Traces
+from tests.support.runs import run_of
 
 
 def step(index: int, sources: list[str], seconds: float = 0.01) -> Step:
@@ -29,11 +30,13 @@ def step(index: int, sources: list[str], seconds: float = 0.01) -> Step:
     )
 
 
-STEPS = [step(0, [TARGET]), step(1, ["context", "context", TARGET]), step(2, ["model", TARGET])]
+RUN = run_of(
+    [step(0, [TARGET]), step(1, ["context", "context", TARGET]), step(2, ["model", TARGET])]
+)
 
 
 def test_tokens_over_time() -> None:
-    figure = charts.tokens_over_time(STEPS, [step(i, [TARGET]) for i in range(6)])
+    figure = charts.tokens_over_time(RUN, run_of(step(i, [TARGET]) for i in range(6)))
     plain, fast = figure.data
     assert (plain.name, fast.name) == ("plain", "accelerated")
     assert list(fast.y) == [0, 1, 4, 6] and list(plain.y) == list(range(7))
@@ -43,12 +46,12 @@ def test_tokens_over_time() -> None:
 
 
 def test_accepted_lengths() -> None:
-    (bars,) = charts.accepted_lengths(STEPS).data
+    (bars,) = charts.accepted_lengths(RUN).data
     assert list(bars.x) == [1, 2, 3] and list(bars.y) == [1, 1, 1]
 
 
 def test_share_by_tier() -> None:
-    (bars,) = charts.share_by_tier(STEPS).data
+    (bars,) = charts.share_by_tier(RUN).data
     assert dict(zip(bars.x, bars.y, strict=True)) == {
         "Context": 33.33,
         "Model": 16.67,
@@ -59,26 +62,26 @@ def test_share_by_tier() -> None:
 
 
 def test_a_draft_model_gets_its_own_bar() -> None:
-    (bars,) = charts.share_by_tier([step(0, ["draft:small", TARGET])]).data
+    (bars,) = charts.share_by_tier(run_of([step(0, ["draft:small", TARGET])])).data
     assert bars.x[-1] == "Draft small" and bars.y[-1] == 50
 
 
 def test_draft_models_are_drawn_beside_the_tiers_and_their_names_are_text() -> None:
     evil = "draft:<img src=x onerror=alert(1)>"
-    drafted = replace(step(0, [evil, TARGET]), proposed={evil: 4}, accepted={evil: 1})
-    for figure in (charts.share_by_tier([drafted]), charts.tier_rates([drafted])):
+    drafted = run_of([replace(step(0, [evil, TARGET]), proposed={evil: 4}, accepted={evil: 1})])
+    for figure in (charts.share_by_tier(drafted), charts.tier_rates(drafted)):
         assert figure.data[0].x[-1] == "Draft &lt;img src=x onerror=alert(1)&gt;"
-    assert [bars.y[-1] for bars in charts.tier_rates([drafted]).data] == [4, 1]
+    assert [bars.y[-1] for bars in charts.tier_rates(drafted).data] == [4, 1]
 
 
 def test_rate_by_depth() -> None:
-    (line,) = charts.rate_by_depth(STEPS).data
+    (line,) = charts.rate_by_depth(RUN).data
     assert list(line.x) == [1, 2] and list(line.y) == pytest.approx([33.33, 33.33])
     assert [list(pair) for pair in line.customdata] == [[2, 6], [1, 3]]
 
 
 def test_tier_rates() -> None:
-    drafted, accepted = charts.tier_rates(STEPS).data
+    drafted, accepted = charts.tier_rates(RUN).data
     assert list(drafted.y) == [6, 3, 0] and list(accepted.y) == [3, 0, 0]
 
 
@@ -95,10 +98,10 @@ def test_speedups_show_each_repeat_and_what_all_of_them_say() -> None:
 def test_the_line_over_the_repeats_is_the_speedup_that_the_verdict_tells() -> None:
     """Also where a repeat has no bar, as it accepted nothing: its time counts nevertheless."""
 
-    def timed(seconds: float, kept: int) -> Timed:
+    def timed(seconds: float, kept: int) -> Run:
         accepted = {"context": kept} if kept else {}
         one = Step(0, (Token(1, 0, TARGET),), accepted=accepted, verify_seconds=seconds)
-        return Timed("hd", None, (one,))
+        return run_of([one], method="hd")
 
     pairs = tuple((timed(4.0, 0), timed(took, kept)) for took, kept in ((2, 3), (1, 0), (1.6, 3)))
     progress = Progress(pairs, 2, None)
@@ -110,32 +113,18 @@ def test_the_line_over_the_repeats_is_the_speedup_that_the_verdict_tells() -> No
 
 def test_history(db: Database) -> None:
     store = Traces(db, "local")
-    for method, speed in (("hd", 90), ("plain", 50)):
-        store.save(
-            conversation_id=None,
-            model="toy",
-            fingerprint="toy",
-            method=method,
-            settings={},
-            prompt_tokens=1,
-            emitted_tokens=speed,
-            reused_tokens=0,
-            ttft_seconds=0.1,
-            decode_seconds=1.0,
-            forwards=10,
-            finish="eos",
-            steps=STEPS,
-        )
+    for method, seconds in (("hd", 0.01), ("plain", 0.02)):
+        store.save(run_of([step(i, [TARGET], seconds) for i in range(9)], method=method))
     accelerated, plain = charts.history(store.history()).data
-    assert list(accelerated.y) == [90] and list(plain.y) == [50]
+    assert list(accelerated.y) == [100] and list(plain.y) == [50]
 
 
-def drafting(*nodes: int) -> list[Step]:
-    """Steps that drafted so many nodes each."""
-    return [
+def drafting(*nodes: int) -> Run:
+    """A run whose steps drafted so many nodes each."""
+    return run_of(
         Step(i, (Token(1, i, TARGET),), {"context": n // 2, "model": n - n // 2} if n else {})
         for i, n in enumerate(nodes)
-    ]
+    )
 
 
 def test_the_cost_curve_shows_what_was_measured_and_what_was_drafted() -> None:
@@ -157,11 +146,11 @@ def test_the_cost_curve_reaches_as_far_as_the_largest_draft() -> None:
     assert line.x[-1] == LARGEST and line.y[-1] >= 5.0
     bars, line, points = charts.cost_curve(None, drafting(3)).data
     assert list(bars.y) == [1] and not line.x and not points.x
-    assert not charts.cost_curve(curve, []).data[0].x
+    assert not charts.cost_curve(curve).data[0].x
 
 
 def test_a_step_without_tokens_is_no_step_of_the_run() -> None:
-    (ended,) = charts.cost_curve(None, [Step(0, (), finish="cancelled")]).data[:1]
+    (ended,) = charts.cost_curve(None, run_of([Step(0, (), finish="cancelled")])).data[:1]
     assert not ended.x
 
 
@@ -185,13 +174,13 @@ def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
 def test_a_run_is_told_by_the_same_charts_everywhere() -> None:
     from app.web.tabs import compare
 
-    titles = [figure.layout.title.text for figure in charts.of_run(STEPS)]
+    titles = [figure.layout.title.text for figure in charts.of_run(RUN)]
     assert len(set(titles)) == 5
     assert [figure.layout.title.text for figure in compare.drawn(None)][1:] == titles
 
 
 def test_long_runs_are_thinned_and_keep_their_end() -> None:
-    many = [step(i, [TARGET]) for i in range(5_000)]
+    many = run_of(step(i, [TARGET]) for i in range(5_000))
     (line,) = charts.tokens_over_time(many).data
     assert len(line.x) == charts.POINTS + 1 and line.y[-1] == 5_000
 
@@ -204,12 +193,12 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
         charts.share_by_tier,
         charts.rate_by_depth,
         charts.tier_rates,
-        charts.speedups,
-        charts.history,
-        lambda steps: charts.cost_curve(None, steps),
-        lambda steps: charts.worth_of_evidence(Calibration()),
+        lambda run: charts.speedups([]),
+        lambda run: charts.history([]),
+        lambda run: charts.cost_curve(None, run),
+        lambda run: charts.worth_of_evidence(Calibration()),
     ],
 )
 def test_nothing_to_draw_is_no_error(draw) -> None:
-    layout = json.loads(draw([]).to_json())["layout"]
+    layout = json.loads(draw(NO_RUN).to_json())["layout"]
     assert layout["paper_bgcolor"] == "rgba(0,0,0,0)" and layout["title"]["text"]

@@ -9,8 +9,8 @@ import pytest
 from app.web import colors
 from app.web.metrics_panel import NO_GAIN, RIBBON, panel_values, template
 from engine.compare import FEWEST, UNKNOWN, Speedup, live
-from engine.metrics import summarise
 from engine.types import TARGET, TIERS, Finish, Prefill, Step, Token
+from tests.support.runs import summed
 from tests.web.test_render import HOSTILE
 
 UPDATE = 350
@@ -37,7 +37,7 @@ def sent(values: dict[str, Any]) -> int:
 
 
 def test_an_update_is_small_however_long_the_answer_is() -> None:
-    figures = summarise(Prefill(900, 0, 0.123), RUN)
+    figures = summed(Prefill(900, 0, 0.123), RUN)
     assert figures.tokens == 6000 and {*TIERS, TARGET} == {*figures.share}
     words = "6,000 tokens from 3,000 forwards · seed 1234567"
     values = panel_values(figures, RUN[-30:], ended=words)
@@ -47,7 +47,7 @@ def test_an_update_is_small_however_long_the_answer_is() -> None:
 
 
 def test_the_ribbon_has_the_steps_that_are_new() -> None:
-    figures = summarise(None, RUN)
+    figures = summed(None, RUN)
     assert panel_values(figures, RUN[6:9])["r"] == [6, "DBdCad"]
     assert panel_values(figures, RUN)["r"][0] == len(RUN) - RIBBON, "the latest of many"
     assert panel_values(figures)["r"] == [0, ""]
@@ -57,18 +57,18 @@ def test_the_ribbon_has_the_steps_that_are_new() -> None:
 
 def test_a_step_that_ends_within_a_draft_is_a_step_of_its_own() -> None:
     steps = [step(0, "context"), Step(1, (Token(1, 2, "model"), Token(1, 3, "model")))]
-    assert panel_values(summarise(None, steps), steps)["r"] == [0, "AdBb"]
+    assert panel_values(summed(None, steps), steps)["r"] == [0, "AdBb"]
 
 
 def test_a_step_newer_than_the_figures_has_a_row_for_its_source() -> None:
     """The figures may be asked for while the next step comes."""
-    found = panel_values(summarise(None, RUN[:3]), [RUN[2], step(3, "draft:late")])
+    found = panel_values(summed(None, RUN[:3]), [RUN[2], step(3, "draft:late")])
     assert found["r"] == [2, "CadEd"] and found["d"][0][0] == "Draft late"
 
 
 def test_there_are_letters_for_any_number_of_sources() -> None:
     steps = [step(i, f"draft:{i:02}") for i in range(40)]
-    values = panel_values(summarise(None, steps), steps)
+    values = panel_values(summed(None, steps), steps)
     columns = values["r"][1]
     assert columns.startswith("EdFdGd") and columns.endswith("ZdZd") and len(columns) == 80
     assert len(values["d"]) == 40 and len(values["s"]) == 44
@@ -78,7 +78,7 @@ def test_the_figures() -> None:
     said = (Token(1, 0, "context", 2), Token(2, 1, TARGET))
     one = Step(0, said, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001)
     steps = [replace(one, look_ups={"context": 0.0005}), replace(one, index=1)]
-    found = panel_values(summarise(Prefill(3, 0, 0.1), steps), steps, Speedup(1.67, 1.8), "done")
+    found = panel_values(summed(Prefill(3, 0, 0.1), steps), steps, Speedup(1.67, 1.8), "done")
     assert found == {
         "k": 112_000,
         "h": ["167", "1.67×", "2.00", "1.80×"],
@@ -92,7 +92,7 @@ def test_the_figures() -> None:
 
 def test_there_is_nothing_to_tell_without_a_run() -> None:
     assert panel_values(None) == {}
-    empty = panel_values(summarise(Prefill(3, 0, 0.1), []), ended="waiting")
+    empty = panel_values(summed(Prefill(3, 0, 0.1), []), ended="waiting")
     assert empty == {"h": ["–", "–", "–", "–"], "n": "measuring", "e": "waiting"}
 
 
@@ -108,20 +108,20 @@ def test_what_each_level_did(monkeypatch: pytest.MonkeyPatch) -> None:
         levels={small: (5, 0, 0), evil: (2, 8, 6)},
         verify_seconds=0.01,
     )
-    found = panel_values(summarise(None, [one]), [one])
+    found = panel_values(summed(None, [one]), [one])
     titles = [title for title, _ in found["d"]]
     assert titles == [f"Draft {HOSTILE[0]}", "Draft small"]
     assert found["l"] == [[0, 2, 6, 8], [1, 5, 0, 0]]
     assert found["s"][4:] == [[0, 0, 1], [50, 2, 3, 4000]]
     assert {colour for _, colour in found["d"]} <= {*colors.DRAFT_SHADES}
-    assert "l" not in panel_values(summarise(None, RUN), RUN)
+    assert "l" not in panel_values(summed(None, RUN), RUN)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_names_travel_as_data_and_the_template_knows_none(text: str) -> None:
     before = template()
     steps = [step(0, f"draft:{text}")]
-    found = panel_values(summarise(None, steps), steps, ended=text)
+    found = panel_values(summed(None, steps), steps, ended=text)
     assert found["d"][0][0] == f"Draft {text}" and found["e"] == text
     assert template() == before and text not in before
 
@@ -145,7 +145,7 @@ def run(count: int, plain: float | None, *sources: str, finish: Finish | None = 
     ],
 )
 def test_an_answer_tells_its_own_speedup(steps: list[Step], gain: str, words: str) -> None:
-    figures = summarise(None, steps)
+    figures = summed(None, steps)
     found = panel_values(figures, steps)
     assert (found["h"][1], found["n"]) == (gain, words)
     assert panel_values(figures, steps, live(figures)) == found
@@ -161,5 +161,5 @@ def test_an_answer_tells_its_own_speedup(steps: list[Step], gain: str, words: st
 def test_a_measured_speedup_takes_the_place_of_the_answers_own(
     speedup: Speedup, gain: str, words: str
 ) -> None:
-    found = panel_values(summarise(None, RUN), RUN, speedup)
+    found = panel_values(summed(None, RUN), RUN, speedup)
     assert (found["h"][1], found["n"]) == (gain, words)

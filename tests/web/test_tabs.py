@@ -23,13 +23,14 @@ from engine.errors import SettingError
 from engine.loaded import NO_MODEL_INFO, Costs, NoModel, no_model
 from engine.local import Local
 from engine.methods import METHODS
-from engine.runs import Timed, Verdict
+from engine.runs import Verdict
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
-from engine.types import RULES, Learned, Step, Token
+from engine.types import RULES, Learned, Run, Step, Token
 from storage.database import Database
-from storage.traces import Run
+from storage.traces import Trace
 from tests.conftest import EMBEDDED
 from tests.support.inside import local, soon, swap
+from tests.support.runs import run_of
 
 T = TypeVar("T")
 EVIL = "<img src=x onerror=alert(1)>"
@@ -139,8 +140,9 @@ def test_rules_of_verification_have_words(controls: settings.Controls) -> None:
 def test_verdicts_raise_no_false_alarm(
     session: Session, same_text: bool, identical: bool, words: str, kind: str
 ) -> None:
-    def timed(method: str, token: int) -> Timed:
-        return Timed(method, None, (Step(0, (Token(token, 0, "target"),), verify_seconds=1.0),))
+    def timed(method: str, token: int) -> Run:
+        step = Step(0, (Token(token, 0, "target"),), verify_seconds=1.0)
+        return run_of([step], method=method)
 
     pair = (timed("plain", 97), timed("hsd", 97 if identical else 98))
     progress = Progress((pair,), 0, None, same_text=same_text)
@@ -156,12 +158,12 @@ def test_verdicts_raise_no_false_alarm(
 
 
 def test_a_comparison_shows_no_gain_where_nothing_was_accepted(session: Session) -> None:
-    def timed(method: str, seconds: float, kept: int) -> Timed:
+    def timed(method: str, seconds: float, kept: int) -> Run:
         accepted = {"context": kept} if kept else {}
         step = Step(
             0, (Token(97, 0, "target"),), accepted=accepted, verify_seconds=seconds, finish="length"
         )
-        return Timed(method, None, (step,), Learned(seconds))
+        return run_of([step], method=method, learned=Learned(seconds))
 
     for kept, shown in ((0, "no draft was accepted"), (1, "<b>2.00×</b>, decoding alone 2.00×")):
         pair = (timed("plain", 2.0, 0), timed("hd", 1.0, kept))
@@ -209,7 +211,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     assert shown["h"][1] == times(live(last.metrics).whole)
     assert "whole answer" not in shown["n"] and on.parts.figures.value == {}
     reopened = chat_view.last_figures(session, "local", conversation)
-    assert (reopened["h"][1], reopened["n"]) == ("–", "press Prove it to measure")
+    assert (reopened["h"], reopened["n"]) == (shown["h"], shown["n"]), "it was stored as it ended"
     assert "measured after loading" in layout.header(session, ())
     *_, proof = session.proofs.prove("local", conversation)
     assert proof.speedup.whole
@@ -310,12 +312,11 @@ def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend
 def test_methods_of_any_time_have_titles(session: Session) -> None:
     assert title_of("hd") == "Hierarchy drafting" and title_of("magic") == "magic"
     assert title_of("single:small") == "Draft model small"
-    run = Run(
-        "1", None, "toy", "t", f"hsd:{EVIL}@2", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0,
-        None, None, "chat",
-    )  # fmt: skip
+    method = f"hsd:{EVIL}@2"
+    trace = Trace("1", None, "chat", "toy", "t", method, 1, 0.1, 1, 0.0, None, None)
     for speedup, shown in ((None, "–"), (1.5, "1.50×")):
-        assert diagnostics.line(replace(run, speedup=speedup))[-1] == shown
+        assert diagnostics.line(replace(trace, speedup=speedup))[-1] == shown
+    run = Run(method)
     assert "<img" not in diagnostics.heading(run) and "&lt;img" in diagnostics.heading(run)
 
 
@@ -346,11 +347,9 @@ def test_a_run_of_another_model_is_not_drawn_on_this_ones_curve(
     session: Session, toy: ToyBackend
 ) -> None:
     session.costs.save(toy.info, Costs({0: 0.1, 3: 0.2}, 0.0, 0.0, time.time()))
-    run = Run(
-        "1", None, "toy", "toy", "hd", {}, 1, 1, 0, 0.1, 0.1, 1, "eos", 0.0, None, None, "chat"
-    )
+    run = Run("hd", "toy", "toy")
     for shown, points in ((None, 2), (run, 2), (replace(run, fingerprint="other"), 0)):
-        assert len(diagnostics.cost_figure(session, shown, []).data[2].x or ()) == points
+        assert len(diagnostics.cost_figure(session, shown).data[2].x or ()) == points
 
 
 def test_every_chart_of_diagnostics_has_its_place(session: Session) -> None:
@@ -359,7 +358,7 @@ def test_every_chart_of_diagnostics_has_its_place(session: Session) -> None:
             return diagnostics.build(tab, session)
 
     parts = made(build)
-    figures = diagnostics.drawn(session, [], None, [])
+    figures = diagnostics.drawn(session, [], None)
     assert len(parts.plots) == len(figures)
     title = figures[diagnostics.COSTS].layout.title.text
-    assert title == diagnostics.cost_figure(session, None, []).layout.title.text
+    assert title == diagnostics.cost_figure(session, None).layout.title.text

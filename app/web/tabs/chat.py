@@ -33,6 +33,7 @@ from app.web.token_view import token_view
 from app.web.verdicts import proof_line, waiting_line
 from app.web.wiring import AT_ONCE, owner_of, pass_on, told, warn
 from engine.errors import Busy, PromptError, StrataError
+from engine.metrics import summarise
 from engine.queue import Waiting
 
 EXAMPLES = (
@@ -388,7 +389,7 @@ class Handlers:
         run = proof.shown
         if run is None:
             return {}
-        return {self.parts.figures: panel_values(run.metrics, run.steps, proof.speedup)}
+        return {self.parts.figures: panel_values(summarise(run), run.steps, proof.speedup)}
 
     def look(
         self,

@@ -20,7 +20,6 @@ from app.web import render
 from app.web.metrics_panel import panel_values
 from engine.compare import Speedup
 from engine.metrics import summarise
-from engine.types import Prefill
 from storage.conversations import StoredMessage
 from storage.traces import Traces
 
@@ -167,12 +166,9 @@ def last_figures(session: Session, owner: str, conversation: str | None) -> dict
     if run_id is None:
         return panel_values(None)
     store = Traces(session.database, owner)
-    run, steps = store.get(run_id), store.steps(run_id)
-    first = steps[0].seconds if steps else 0.0
-    prefill = Prefill(run.prompt_tokens, run.reused_tokens, max(0.0, run.ttft_seconds - first))
-    known = Speedup(run.speedup, run.decode_speedup) if run.speedup else None
-    figures = summarise(prefill, steps)
-    return panel_values(figures, steps, known, ENDINGS.get(run.finish or "", ""))
+    trace, run = store.get(run_id), store.load(run_id)
+    known = Speedup(trace.speedup, trace.decode_speedup) if trace.speedup else None
+    return panel_values(summarise(run), run.steps, known, ENDINGS.get(run.finish or "", ""))
 
 
 def working(parts: Parts, busy: bool) -> dict[Any, Any]:

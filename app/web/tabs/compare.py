@@ -8,7 +8,6 @@ from typing import Any
 import gradio as gr
 
 from app.service.comparison import Pace, Progress
-from app.service.recorder import piece_of
 from app.service.session import Session
 from app.web import charts, render
 from app.web.metrics_panel import milliseconds
@@ -18,9 +17,11 @@ from app.web.token_view import token_view
 from app.web.verdicts import another_text, difference, gained, title_of, waiting_line
 from app.web.wiring import AT_ONCE, owner_of, pass_on, warn
 from engine.errors import Cancelled, StrataError
+from engine.metrics import summarise
 from engine.queue import Waiting
-from engine.runs import Timed, verdict
-from engine.types import Step
+from engine.runs import verdict
+from engine.types import NO_RUN, Run
+from storage.conversations import Piece
 
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
 MOST_REPEATS = 7
@@ -94,11 +95,11 @@ def idle(session: Session) -> str:
     return f'<div class="verdict">{escape(words)}</div>'
 
 
-def head(title: str, timed: Timed | None) -> str:
+def head(title: str, run: Run | None) -> str:
     """The figures above one side."""
-    if timed is None or not timed.steps:
+    if run is None or not run.steps:
         return f'<div class="side-head"><h3>{escape(title)}</h3></div>'
-    figures = timed.metrics
+    figures = summarise(run)
     cells = (
         (f"{figures.tokens_per_second:,.0f}", "tokens/s"),
         (milliseconds(figures.ttft_seconds), "first token"),
@@ -142,18 +143,15 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
 
 def drawn(progress: Progress | None) -> list[Any]:
     """The six charts of the latest pair."""
-    plain: tuple[Step, ...] = ()
-    fast: tuple[Step, ...] = ()
-    if progress and progress.pairs:
-        plain, fast = (timed.steps for timed in progress.pairs[-1])
+    plain, fast = progress.pairs[-1] if progress and progress.pairs else (NO_RUN, NO_RUN)
     repeats = [pair.whole for pair in progress.speedups] if progress else []
     whole = progress.speedup.whole if progress else None
     return [charts.speedups(repeats, whole), *charts.of_run(fast, plain)]
 
 
-def side(name: str, timed: Timed) -> dict[str, Any]:
+def side(name: str, run: Run) -> dict[str, Any]:
     """One run's tokens for its view."""
-    pieces = [piece_of(token, step.index) for step in timed.steps for token in step.tokens]
+    pieces = [Piece.of(token, step.index) for step in run.steps for token in step.tokens]
     return render.side_by_side(name, pieces)
 
 
@@ -162,11 +160,11 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
 
     def updates(progress: Progress, repeats: int) -> dict[Any, Any]:
         shown: dict[Any, Any] = {parts.verdict: banner(session, progress, repeats)}
-        timed = progress.running
-        if timed is not None:
-            at = 0 if timed.method == "plain" else 1
-            shown[parts.heads[at]] = head(title_of(timed.method), timed)
-            shown[parts.views[at]] = side(f"{timed.method}-{progress.repeat}", timed)
+        running = progress.running
+        if running is not None:
+            at = 0 if running.method == "plain" else 1
+            shown[parts.heads[at]] = head(title_of(running.method), running)
+            shown[parts.views[at]] = side(f"{running.method}-{progress.repeat}", running)
         return shown
 
     def run(
@@ -187,7 +185,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
                     yield {parts.verdict: waiting_line(progress)}
                     continue
                 finished = progress.running is None
-                last = progress.running is not None and progress.running.steps[-1].finish
+                last = progress.running is not None and progress.running.finish
                 if finished or last or pace.due():
                     shown = updates(progress, int(repeats))
                     if finished and progress.pairs:

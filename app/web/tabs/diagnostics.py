@@ -15,8 +15,9 @@ from app.web.metrics_panel import times
 from app.web.plots import grid
 from app.web.verdicts import title_of
 from app.web.wiring import AT_ONCE, owner_of, told
-from engine.types import Step
-from storage.traces import Run, Traces
+from engine.metrics import summarise
+from engine.types import NO_RUN, Prefill, Run
+from storage.traces import Trace, Traces
 
 HEADERS = ["When", "From", "Method", "Model", "Tokens", "Tokens/s", "Per forward", "Speedup*"]
 SHOWN = 200
@@ -41,7 +42,7 @@ class Parts:
 def build(tab: gr.Tab, session: Session) -> Parts:
     """The charts of a run above the table of runs."""
     title = gr.HTML(heading(None), apply_default_css=False)
-    plots = grid(drawn(session, [], None, []))
+    plots = grid(drawn(session, [], None))
     with gr.Row(elem_classes="costs"):
         costs = gr.HTML(measured(session), elem_id="costs", apply_default_css=False)
         again = None
@@ -68,15 +69,15 @@ def build(tab: gr.Tab, session: Session) -> Parts:
     return Parts(tab, table, gr.State([]), gr.State(None), title, plots, costs, again)
 
 
-def drawn(session: Session, runs: list[Run], run: Run | None, steps: list[Step]) -> list[go.Figure]:
+def drawn(session: Session, runs: list[Trace], run: Run | None) -> list[go.Figure]:
     """The charts of one run, the history of all, and the costs that the budget follows."""
-    return [*charts.of_run(steps), charts.history(runs), cost_figure(session, run, steps)]
+    return [*charts.of_run(run or NO_RUN), charts.history(runs), cost_figure(session, run)]
 
 
-def cost_figure(session: Session, run: Run | None, steps: list[Step]) -> go.Figure:
+def cost_figure(session: Session, run: Run | None) -> go.Figure:
     """What a run drafted, and the curve that its budget followed if its model is the loaded one."""
     loaded = run is None or run.fingerprint == session.current.info.fingerprint
-    return charts.cost_curve(session.costs.curve if loaded else None, steps)
+    return charts.cost_curve(session.costs.curve if loaded else None, run or NO_RUN)
 
 
 def measured(session: Session, busy: bool = False) -> str:
@@ -95,7 +96,7 @@ def measured(session: Session, busy: bool = False) -> str:
     return f"<p class='fine'>{escape(words)}</p>"
 
 
-def line(run: Run) -> list[str]:
+def line(run: Trace) -> list[str]:
     """One row of the table."""
     speed = run.emitted_tokens / run.decode_seconds if run.decode_seconds else 0.0
     return [
@@ -114,10 +115,11 @@ def heading(run: Run | None) -> str:
     """What is drawn, in numbers and our own words."""
     if run is None:
         return '<div class="verdict">No run yet.</div>'
+    figures, prompt = summarise(run), run.prefill or Prefill(0, 0)
     return (
-        f'<div class="verdict">{escape(title_of(run.method))}: {run.emitted_tokens:,} tokens '
-        f"from {run.forwards:,} forwards, prompt of {run.prompt_tokens:,} tokens "
-        f"({run.reused_tokens:,} already in the cache).</div>"
+        f'<div class="verdict">{escape(title_of(run.method))}: {figures.tokens:,} tokens '
+        f"from {figures.forwards:,} forwards, prompt of {prompt.tokens:,} tokens "
+        f"({prompt.reused:,} already in the cache).</div>"
     )
 
 
@@ -130,10 +132,10 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
             runs = store.history(SHOWN)
             rows, ids = [line(run) for run in runs], [run.id for run in runs]
             first = next((run for run in runs if run.method != "plain"), None)
-            steps = store.steps(first.id) if first else []
-            figures = drawn(session, runs, first, steps)
+            run = store.load(first.id) if first else None
+            figures = drawn(session, runs, run)
             shown = first.id if first else None
-            return rows, ids, measured(session), shown, heading(first), *figures
+            return rows, ids, measured(session), shown, heading(run), *figures
         return tuple(gr.skip() for _ in range(5 + len(parts.plots)))
 
     def choose(
@@ -143,9 +145,9 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
         with told():
             store = Traces(session.database, owner_of(session, memory, request))
             if 0 <= at < len(ids):
-                run, steps = store.get(ids[at]), store.steps(ids[at])
-                figures = drawn(session, store.history(SHOWN), run, steps)
-                return run.id, heading(run), *figures
+                run = store.load(ids[at])
+                figures = drawn(session, store.history(SHOWN), run)
+                return ids[at], heading(run), *figures
         return tuple(gr.skip() for _ in range(2 + len(parts.plots)))
 
     def again(
@@ -157,8 +159,7 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
         figure: Any = gr.skip()
         with told():
             store = Traces(session.database, owner_of(session, memory, request))
-            run, steps = (store.get(shown), store.steps(shown)) if shown else (None, [])
-            figure = cost_figure(session, run, steps)
+            figure = cost_figure(session, store.load(shown) if shown else None)
         yield measured(session), figure
 
     outputs = [parts.shown, parts.title, *parts.plots]

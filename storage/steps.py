@@ -1,0 +1,123 @@
+"""The steps of runs in the file: a row each, appended and never changed.
+
+They are the one place where an answer's tokens lie, with the text that each completes and the
+source that it came from: charts and the token view read the same rows. The engine's values come
+back equal to those that were stored, timings included.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import sqlite_utils
+
+from engine.types import Finish, Step, Token
+from storage.columns import as_text, from_json
+from storage.database import Database
+
+
+def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) -> None:
+    """Store further steps of a run."""
+    handle.conn.executemany(
+        "INSERT INTO steps (run, position, tokens, proposed, accepted, by_depth, "
+        "draft_seconds, verify_seconds, sample_seconds, other_seconds, plain_seconds, look_ups, "
+        "levels, finish) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        ((run_id, *_row(step)) for step in steps),
+    )
+
+
+def read(db: Database, run_id: str) -> tuple[Step, ...]:
+    """The steps of a run, in order. Raises whatever rows that were not stored here lead to."""
+    rows = db.execute_read(
+        "SELECT position, tokens, proposed, accepted, by_depth, draft_seconds, verify_seconds, "
+        "sample_seconds, other_seconds, plain_seconds, look_ups, levels, finish FROM steps "
+        "WHERE run = ? ORDER BY position",
+        [run_id],
+    )
+    return tuple(map(_step, rows))
+
+
+def tokens(db: Database, conversation_id: str) -> dict[str, list[tuple[int, object]]]:
+    """What the file holds of the tokens of a conversation's runs: by run, of each of its steps."""
+    rows = db.execute_read(
+        "SELECT run, position, tokens FROM steps WHERE run IN "
+        "(SELECT run FROM messages WHERE conversation = ? AND pieces IS NULL) "
+        "ORDER BY run, position",
+        [conversation_id],
+    )
+    found: dict[str, list[tuple[int, object]]] = {}
+    for run_id, index, text in rows:
+        found.setdefault(run_id, []).append((index, text))
+    return found
+
+
+def parsed(stored: Sequence[tuple[int, object]]) -> Iterator[tuple[int, list[Any]]]:
+    """The tokens of a run, each with its step: id, position, source, match length, text and
+    probability. Raises TypeError or ValueError for damaged ones."""
+    # As one text they are read five times as fast.
+    steps = from_json(f"[{','.join(as_text(text) for _, text in stored)}]")
+    for (index, _), rows in zip(stored, steps, strict=True):
+        if not isinstance(rows, list):
+            raise TypeError("no list of tokens")
+        for row in rows:
+            yield index, row
+
+
+def _row(step: Step) -> tuple[Any, ...]:
+    tokens = [
+        [token.id, token.position, token.source, token.match_length, token.text, token.probability]
+        for token in step.tokens
+    ]
+    return (
+        step.index,
+        json.dumps(tokens),
+        json.dumps(dict(step.proposed)),
+        json.dumps(dict(step.accepted)),
+        json.dumps(step.by_depth),
+        step.draft_seconds,
+        step.verify_seconds,
+        step.sample_seconds,
+        step.other_seconds,
+        step.plain_seconds,
+        json.dumps(dict(step.look_ups)),
+        json.dumps(dict(step.levels)),
+        step.finish,
+    )
+
+
+def _step(row: tuple[Any, ...]) -> Step:
+    index, tokens, proposed, accepted, by_depth, *seconds, plain, look_ups, levels, finish = row
+    draft, verify, sample, other = map(float, seconds)
+    return Step(
+        index=int(index),
+        tokens=tuple(_token(*values) for values in json.loads(tokens)),
+        proposed=_counts(proposed),
+        accepted=_counts(accepted),
+        by_depth=tuple((int(depth[0]), int(depth[1])) for depth in json.loads(by_depth)),
+        draft_seconds=draft,
+        verify_seconds=verify,
+        sample_seconds=sample,
+        other_seconds=other,
+        look_ups={name: float(value) for name, value in json.loads(look_ups).items()},
+        levels={name: (int(n[0]), int(n[1]), int(n[2])) for name, n in json.loads(levels).items()},
+        finish=cast(Finish | None, finish),
+        plain_seconds=None if plain is None else float(plain),
+    )
+
+
+def _token(
+    id: int, position: int, source: str, match_length: int, text: str, probability: float
+) -> Token:
+    """A token from its stored values, whose order is fixed however the class may grow."""
+    return Token(
+        id=int(id),
+        position=int(position),
+        source=str(source),
+        match_length=int(match_length),
+        text=str(text),
+        probability=float(probability),
+    )
+
+
+def _counts(text: str) -> dict[str, int]:
+    return {name: int(count) for name, count in json.loads(text).items()}

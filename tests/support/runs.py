@@ -1,0 +1,19 @@
+"""Runs made of steps alone, and what they come to."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.metrics import Metrics, summarise
+from engine.types import Learned, Prefill, Run, Step
+
+
+def run_of(steps: Iterable[Step], **fields: Any) -> Run:
+    """A run with these steps."""
+    return Run(steps=tuple(steps), **fields)
+
+
+def summed(
+    prefill: Prefill | None, steps: Iterable[Step], learned: Learned | None = None
+) -> Metrics:
+    """The figures of a run with these events."""
+    return summarise(run_of(steps, prefill=prefill, learned=learned))
