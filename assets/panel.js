@@ -1,7 +1,7 @@
-// The live figures (app/web/metrics_panel.py says what its values hold). The template stands; what arrives is
-// placed in it as text, never as markup. Values come as `props.value`, and while an answer grows
-// as "strata:figures" events with the same values, of which the ribbon holds the new steps alone.
-// Nothing here asks the browser for a size or a place, so that nothing is laid out to answer.
+// The live figures. app/web/metrics_panel.py holds the template and says what each value means.
+// Values are written into the template as text, never as markup. They arrive as `props.value`.
+// While an answer grows they arrive as "strata:figures" events, whose ribbon holds new steps only.
+// Nothing here reads sizes or positions, as each such read would force a layout.
 const DASH = "–";
 const LATEST = 64;
 const CELL = 6;
@@ -125,7 +125,7 @@ function drawLevels(found) {
       else levelRows.appendChild(row);
       levels[i] = slots(row);
     }
-    const rate = drafted ? rated(accepted, drafted) : ["drafts by itself", ""];
+    const rate = drafted ? rated(accepted, drafted) : ["drafts alone", ""];
     writeAll(levels[i].texts, [count(forwards), ...rate]);
   });
 }
@@ -167,7 +167,7 @@ function drawFirst() {
   const model = run ? duration(run) : DASH;
   const here = seen.get(run);
   write(first.value, here === undefined ? model : duration(1e6 * here));
-  write(first.note, here === undefined ? "model time" : "seen on the screen, model " + model);
+  write(first.note, here === undefined ? "in the model" : "on screen; in the model " + model);
 }
 
 function follow(key) {

@@ -11,7 +11,7 @@ const legend = element.querySelector(".legend");
 const list = element.querySelector(".turns");
 const inspector = element.querySelector(".inspector");
 const idle = inspector.textContent;
-const UNKNOWN = { title: "Unknown", meaning: "from an unknown source", kind: "k-target" };
+const UNKNOWN = { title: "Unknown", meaning: "an unknown source", kind: "k-target" };
 const PLAIN = "target";
 const LONGEST = 16; // tokens of the model's own in one span: a longer one is slow to lay out
 const SHOWN_MS = 120;
@@ -163,7 +163,7 @@ function addChip(source, name) {
   chip.type = "button";
   chip.source = source;
   chip.dataset.source = source;
-  chip.title = name.meaning + " (click to see these alone)";
+  chip.title = name.meaning + "; click to show only these";
   const swatch = document.createElement("span");
   swatch.className = "tok " + name.kind;
   if (name.colour) swatch.style.setProperty("--k", name.colour);

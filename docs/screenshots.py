@@ -92,7 +92,7 @@ def stack(page: Page) -> None:
     page.click("#stack-profile")
     expect(page.locator("#stack-profiled")).to_contain_text("positions", timeout=PATIENCE)
     page.click("#stack-measure")
-    expect(page.locator("#stack-outcome")).to_contain_text("said the same", timeout=PATIENCE)
+    expect(page.locator("#stack-outcome")).to_contain_text("gave the text", timeout=PATIENCE)
     page.mouse.move(0, 0)
     page.wait_for_timeout(2000)
     page.screenshot(path=IMAGES / "stack-light.png", full_page=True)

@@ -111,8 +111,8 @@ class Loaded:
         except Exception as error:
             # The libraries below raise many types, out of memory among them.
             raise ModelError(
-                f"What a forward costs could not be measured ({error}). Drafts are sized without "
-                "it: lower Tree nodes in the settings if answers fail too."
+                f"The cost of a step could not be measured ({error}). Drafts are sized without it. "
+                "If answers fail too, lower Most drafted tokens in Settings, under Advanced."
             ) from error
         self.measured = time()
 

@@ -124,51 +124,51 @@ METHODS = {
     method.name: method
     for method in (
         PLAIN,
-        Method("hd", "Hierarchy drafting", Drafting(), tiers_settable=True),
+        Method("hd", "Databases (hierarchy drafting)", Drafting(), tiers_settable=True),
         Method(
             "hd-published",
-            "Hierarchy drafting, as published",
+            "Databases, as published (hierarchy drafting)",
             Drafting(nodes=NODES, budget="fixed"),
             published,
             settable=False,
         ),
         Method(
             "rest",
-            "Statistics as published, alone",
+            "General text only, as published (REST)",
             Drafting(tiers=(STATISTICS,), nodes=NODES, budget="fixed"),
             published,
             settable=False,
         ),
         Method(
             "lookup",
-            "Prompt lookup",
+            "This chat only, simple copy (prompt lookup)",
             Drafting(tiers=(CONTEXT,), nodes=LONGEST_COPY, budget="fixed"),
             lookup,
             settable=False,
         ),
-        Method("hsd", "Draft models, as planned", Drafting(tiers=()), stack=""),
+        Method("hsd", "Draft models (HSD)", Drafting(tiers=()), stack=""),
         Method(
             "hd+hsd",
-            "Hierarchy drafting, then draft models",
+            "Databases, then draft models (HD + HSD)",
             Drafting(),
             stack="",
             tiers_settable=True,
         ),
-        Method("context", "Context tier alone", Drafting(tiers=(CONTEXT,))),
-        Method("model", "Model tier alone", Drafting(tiers=(MODEL,))),
-        Method("statistics", "Statistics tier alone", Drafting(tiers=(STATISTICS,))),
+        Method("context", "This chat only (context tier)", Drafting(tiers=(CONTEXT,))),
+        Method("model", "Past answers only (model tier)", Drafting(tiers=(MODEL,))),
+        Method("statistics", "General text only (statistics tier)", Drafting(tiers=(STATISTICS,))),
     )
 }
 
 
 def stack(plan: str) -> Method:
     """Draft models in a stack."""
-    return replace(METHODS["hsd"], name=f"hsd:{plan}", title=f"Stack {plan}", stack=plan)
+    return replace(METHODS["hsd"], name=f"hsd:{plan}", title=f"Draft models {plan}", stack=plan)
 
 
 def hierarchy_then_stack(plan: str) -> Method:
     """Hierarchy drafting, and a stack behind it."""
-    title = f"Hierarchy drafting, then stack {plan}"
+    title = f"Databases, then draft models {plan}"
     return replace(METHODS["hd+hsd"], name=f"hd+hsd:{plan}", title=title, stack=plan)
 
 

@@ -160,4 +160,4 @@ class RunQueue:
 
 def before_it_began() -> Cancelled:
     """What a run ends with that was stopped before its turn had come."""
-    return Cancelled("It was stopped before it began. Everything is as it was.")
+    return Cancelled("Stopped before it began. Nothing was changed.")

@@ -48,7 +48,7 @@ def check_texts(owner: object, name: str) -> None:
     values = getattr(owner, name)
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
         raise SettingError(
-            f"The setting {name!r} cannot be {shortened(values)}. Give a list of texts."
+            f"The setting {name!r} cannot be {shortened(values)}. Give a list of strings."
         )
     object.__setattr__(owner, name, tuple(values))
 
@@ -70,7 +70,7 @@ class Checked:
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from a mapping (stored JSON, a form); an unknown name is an error, not ignored."""
         if not isinstance(values, Mapping):
-            raise SettingError(f"Settings cannot be {shortened(values)}. Give them by name.")
+            raise SettingError(f"Settings cannot be {shortened(values)}. Give names and values.")
         values = {name: value for name, value in values.items() if name not in cls.removed}
         known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
         for name in values:
@@ -87,14 +87,29 @@ class Sampling(Checked):
     """How the target's next token is drawn. At temperature 0 it is the argmax."""
 
     temperature: float = setting(
-        0.7, 0.0, 2.0, 0.05, "Temperature", "0 always takes the most likely token."
+        0.7,
+        0.0,
+        2.0,
+        0.05,
+        "Temperature",
+        "0 always takes the most likely token; higher values vary more.",
     )
-    top_k: int = setting(0, 0, 1000, 1, "Top-k", "Keep the k most likely tokens; 0 keeps all.")
+    top_k: int = setting(0, 0, 1000, 1, "Top-k", "Choose among the k most likely tokens; 0: all.")
     top_p: float = setting(
-        1.0, 0.0, 1.0, 0.01, "Top-p", "Keep the smallest set of tokens with this much probability."
+        1.0,
+        0.0,
+        1.0,
+        0.01,
+        "Top-p",
+        "Choose among the most likely tokens that together have this probability.",
     )
     min_p: float = setting(
-        0.0, 0.0, 1.0, 0.01, "Min-p", "Drop tokens below this share of the most likely one."
+        0.0,
+        0.0,
+        1.0,
+        0.01,
+        "Min-p",
+        "Leave out tokens that have less than this share of the top token's probability.",
     )
     seed: int = setting(
         0, 0, 2**63 - 1, 1, "Seed", "The same seed and settings give the same text."
@@ -107,7 +122,7 @@ class Generation(Checked):
 
     sampling: Sampling = Sampling()
     max_tokens: int = setting(
-        512, 1, 32768, 1, "Max tokens", "The answer ends after this many tokens."
+        512, 1, 32768, 1, "Max tokens", "The answer has at most this many tokens."
     )
     stop: tuple[str, ...] = ()
 
@@ -125,10 +140,20 @@ class Drafting(Checked):
     removed = ("policy", "harvest")
     tiers: tuple[str, ...] = TIERS
     nodes: int = setting(
-        64, 0, 128, 1, "Tree nodes", "The most tokens drafted per step; 0 decodes plainly."
+        64,
+        0,
+        128,
+        1,
+        "Most drafted tokens",
+        "The most tokens drafted in one step; 0 turns drafting off.",
     )
     threshold: float = setting(
-        0.003, 0.0, 1.0, 0.001, "Threshold", "Candidates less likely than this are not drafted."
+        0.003,
+        0.0,
+        1.0,
+        0.001,
+        "Least probability",
+        "Tokens less likely than this are not drafted.",
     )
     budget: str = "adaptive"
     rule: Rule = "match"
@@ -143,7 +168,7 @@ class Drafting(Checked):
             )
         if self.rule not in RULES:
             raise SettingError(
-                f"There is no rule of verification {shortened(self.rule)}. Choose from: "
+                f"There is no verification rule {shortened(self.rule)}. Choose from: "
                 f"{', '.join(RULES)}."
             )
         for name in self.tiers:
@@ -174,29 +199,34 @@ class Runtime(Checked):
     """
 
     context_length: int = setting(
-        8192, 64, 1 << 20, 64, "Context length", "At most this many tokens; never more than it can."
+        8192,
+        64,
+        1 << 20,
+        64,
+        "Context length",
+        "Most tokens of conversation and answer; the model's own limit also applies.",
     )
-    threads: int = setting(0, 0, 512, 1, "Threads", "On the processor; 0 takes one per core.")
+    threads: int = setting(0, 0, 512, 1, "Threads", "Processor threads; 0 uses one per core.")
     device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
     dtype: str = choice(
-        "Numbers",
-        "auto, float32, bfloat16 or float16; auto is float32 on the processor, else the model's "
-        "own.",
+        "Precision",
+        "auto, float32, bfloat16 or float16; auto is float32 on the processor, the model's own "
+        "elsewhere.",
     )
     gpu_layers: int = setting(
-        -1, -1, 1000, 1, "GPU layers", "Layers that a GPU computes, where there is one; -1 is all."
+        -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."
     )
     batch_size: int = setting(
-        512, 32, 8192, 32, "Batch size", "Tokens of a prompt that are read at a time."
+        512, 32, 8192, 32, "Batch size", "How many tokens of a prompt are read at once."
     )
     flash_attention: str = choice(
         "Flash attention",
-        "A way to compute attention that takes less memory: auto, on or off.",
+        "Computes attention with less memory: auto, on or off.",
         FLASH_ATTENTION,
     )
     cache_type: str = choice(
         "Cache type",
-        "Numbers of the cache: auto, f32, f16, q8_0 or q4_0; fewer bits take less memory.",
+        "Precision of the cache: auto, f32, f16, q8_0 or q4_0; fewer bits take less memory.",
         CACHE_TYPES,
     )
 

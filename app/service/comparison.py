@@ -135,8 +135,8 @@ class Pairs:
         self.info = self.info or info
         if info != self.info:
             raise ModelError(
-                f"{self.info.name} made room for another model while the comparison waited for "
-                "others. Compare again."
+                f"{self.info.name} was replaced by another model while the comparison waited. "
+                "Press Compare again."
             )
 
     def compare(self, repeats: int, enough: float = float("inf")) -> Iterator[Progress | Waiting]:

@@ -1,8 +1,8 @@
-"""The draft models of the loaded target: which there are, what they need, what they are worth.
+"""The draft models of the loaded target: which there are, what memory they need, what they gain.
 
-Models are refused before they are loaded when they do not fit. Whatever fails, the models and the
-profiles that were there before stay, and the chat goes on without. What drafts can cost speed
-only: nothing here can change a word of an answer.
+A model that does not fit into memory is refused before it is loaded. If anything fails, the loaded
+models and profiles stay as they were. Draft models can cost speed, but never change a word of an
+answer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from engine.hsd.measure import TOKENS
 from engine.hsd.planner import DATABASES, PLAIN
 from engine.hsd.profile import Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
-from engine.methods import Method
+from engine.methods import Method, method_named
 from engine.models.load import is_gguf
 from engine.models.loaders import ModelLoaders, free_name, name_of, settled
 from engine.models.memory import Need
@@ -29,7 +29,7 @@ from storage.database import Database
 from storage.profiles import ProfileStore
 
 Fetch = Callable[[str], None]
-ABSENT = "It is not on this machine yet, and is downloaded when it is loaded."
+ABSENT = "Not on this machine yet. Loading it downloads it."
 
 LEVELS: dict[str, int] = {}
 """The level in its stack of each draft model that was ever loaded, 0 for the largest: its shade."""
@@ -90,7 +90,7 @@ class Stacks:
         """
         source = settled(source)
         if not source:
-            raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
+            raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
         if self.loaders.present(source) or not is_gguf(source):
             self.need(source)
         if source not in self.offered:
@@ -131,7 +131,7 @@ class Stacks:
         """
         wanted = list(dict.fromkeys(settled(source) for source in sources))
         if not wanted:
-            raise ModelError("No draft model is chosen. Tick one at least, then load.")
+            raise ModelError("No draft model is chosen. Tick at least one, then press Load.")
         for source in wanted:
             if not self.loaders.present(source):
                 (fetch or self.fetch)(source)
@@ -197,8 +197,8 @@ class Stacks:
         if self.families is not None and not self.families.known:
             names = ", ".join(self.sources)
             return [
-                f"The draft models ({names}) were never profiled in this form with "
-                f"{self.state.info.name} on this machine. Profile them in the Stack tab."
+                f"The draft models ({names}) have no profile with {self.state.info.name} on this "
+                "machine. Press Profile in the Stack tab."
             ]
         return []
 
@@ -246,11 +246,10 @@ class Stacks:
 
     def methods(self) -> list[tuple[str, str]]:
         """Titles and names of the methods that the loaded models add to the usual ones."""
-        found = [(f"{name} alone", f"single:{name}") for name in self.sources]
+        names = [f"single:{name}" for name in self.sources]
         if self.spec:
-            found.append((f"Draft models, {self.spec}", f"hsd:{self.spec}"))
-            found.append((f"Hierarchy drafting, then {self.spec}", f"hd+hsd:{self.spec}"))
-        return found
+            names += [f"hsd:{self.spec}", f"hd+hsd:{self.spec}"]
+        return [(method_named(name).title, name) for name in names]
 
     # measuring
 

@@ -92,7 +92,7 @@ class Answer:
             self.error = str(error)
         except Exception as error:
             log.exception("An answer broke off.")
-            self.error = f"The answer broke off: {error!r}. What there is of it is kept. Ask again."
+            self.error = f"The answer broke off: {error!r}. Its beginning is kept. Ask again."
         finally:
             self.over = True
             self.bell.ring()

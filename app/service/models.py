@@ -1,9 +1,9 @@
-"""Another model for the running app: which there are, what they need, and how one takes over.
+"""The models the app can load: which there are, what memory they need, and how to switch.
 
-Whatever fails, the app goes on with the model it had. A model that fits beside the loaded one is
-read before that one goes; otherwise the loaded one makes room first, and is read again should the
-new one fail. Everything that touches a model happens on its thread, in one turn, so an answer is
-of one model from its first word to its last.
+If loading fails, the app keeps the model it had. A new model that fits beside the loaded one is
+loaded first. Otherwise the loaded one is unloaded to make room, and loaded again if the new one
+fails. Everything that touches a model runs on one thread, so an answer comes from one model from
+its first word to its last.
 """
 
 import threading
@@ -194,8 +194,8 @@ class Models:
         """
         if self.guests:
             raise SettingError(
-                f"The model {source!r} is not loaded: others use this app too, and they would lose "
-                "their answers. Start with --model to run another one."
+                f"The model {source!r} was not loaded: others share this app, and they would lose "
+                "their answers. To use it, start the app with --model."
             )
         yield from self.start(source, runtime)
 
@@ -211,12 +211,15 @@ class Models:
         """
         source = settled(source)
         if not source:
-            raise ModelError("There is no model without a name. Give a folder, a file or a hub id.")
+            raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
         if source == self.source and runtime == self.runtime:
-            words = f"{self.engine.state.info.name} is loaded already, like this."
+            words = f"{self.engine.state.info.name} is already loaded with these settings."
             return iter([Progress(1.0, words)])
         if not self.busy.acquire(blocking=False):
-            raise ModelError(f"{title_of(source)} has to wait: another model is being loaded.")
+            raise ModelError(
+                f"{title_of(source)} cannot be loaded now: another model is being loaded. Wait "
+                "until it is ready, or stop it."
+            )
         run = self.runs.ask(OWNER, "")
         self.progress, self.problem = Progress(None, f"Loading {title_of(source)} …"), ""
         self.over.clear()

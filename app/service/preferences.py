@@ -62,8 +62,8 @@ class Preferences:
         method, fresh = values.get("method", cls().method), values.get("fresh_seed", True)
         if not isinstance(method, str) or not isinstance(fresh, bool):
             raise SettingError(
-                f"The method {shortened(method)} with {shortened(fresh)} for a new seed cannot be "
-                "used. Give the name of a method, and on or off."
+                f"The method {shortened(method)} with the fresh seed {shortened(fresh)} cannot be "
+                "used. Give the name of a method, and true or false."
             )
         found = cls(
             Generation.from_mapping({**generation, "sampling": sampling}),
@@ -88,6 +88,6 @@ def mapping_of(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     group = values.get(name, {})
     if not isinstance(group, Mapping):
         raise SettingError(
-            f"The settings {name!r} cannot be {shortened(group)}. Give them by name."
+            f"The settings {name!r} cannot be {shortened(group)}. Give names and values."
         )
     return dict(group)

@@ -1,6 +1,6 @@
-"""Plain decoding beside what a session does: the last answer proved, two methods compared.
+"""Plain decoding measured against drafting, for Prove it and for Compare.
 
-Both are measured by the same pairs of runs (app/service/comparison.py).
+Both decode in the same pairs of runs (app/service/comparison.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,8 @@ class Proofs:
         answered = self.history.last.get((owner, conversation_id))
         if answered is None or answered.info != self.current.info:
             raise PromptError(
-                "There is no answer of this session to prove. Send or regenerate one first."
+                "There is no answer to prove since the program started. Send a message or "
+                "regenerate an answer first."
             )
         shown, generation = answered.run, answered.generation
         said = tuple(token.id for token in shown.tokens)
@@ -87,7 +88,7 @@ class Proofs:
             if progress.running is not None:
                 yield Proof(len(progress.running.tokens), progress.running.method)
         if progress is None or not progress.over:
-            raise PromptError("The proof was stopped before its end. Press Prove it to try again.")
+            raise PromptError("The proof was stopped. Press Prove it to try again.")
         yield self.proof_of(owner, answered, progress)
 
     def proof_of(self, owner: str, answered: Answered, progress: Progress) -> Proof:

@@ -1,11 +1,11 @@
-"""The model comes back when the engine's process ended: it is started anew and loads it again.
+"""Restarts the engine's process after a crash, and loads its model again.
 
-What ended that process may end the next one as well. So a model is not tried once more when the
-process ended while it was being loaded again, or for the third time within a few minutes: then the
-app goes on without a model, and says so.
+What crashed the process may crash the next one as well. So the model is given up if the process
+crashes while loading it again, or for the third time within five minutes. The app then goes on
+without a model, and says so.
 
-llama.cpp's fast path may be what ended it, though a trial once found that it works. So trials are
-forgotten, and the next file to be loaded begins with one (engine/backends/fast_path.py).
+llama.cpp's fast path may be the cause, even if its trial once passed. So its trials are forgotten,
+and the next GGUF file is loaded with a new trial (engine/backends/fast_path.py).
 """
 
 import threading
@@ -110,7 +110,7 @@ class Revival:
                 return
             last = self.last
             if last is None:
-                self.tell(f"{reason} No model is loaded: load one in the Models tab.")
+                self.tell(f"{reason} No model is loaded now. Load one in the Models tab.")
             elif again or self.often():
                 self.give_up(last, reason, again)
             else:
@@ -159,8 +159,8 @@ class Revival:
             when = f"while {last.name} was being loaded"
         first = reason.partition(". ")[0].rstrip(".")
         self.tell(
-            f"The engine ended again {when}, so {last.name} is not loaded any more ({first}). "
-            "Choose another model, or other settings in the Models tab."
+            f"The engine ended again {when} ({first}). {last.name} is not loaded again. Choose "
+            "another model or other settings in the Models tab."
         )
 
     def load(self, last: Last) -> None:
@@ -189,4 +189,4 @@ class Revival:
 def end_hung(engine: Engine) -> None:
     """End a process that did not end an answer when it was told to."""
     if isinstance(engine, Mortal):
-        engine.kill("The engine did not stop when it was told to, and was ended.")
+        engine.kill("The engine did not stop when asked, so it was ended.")

@@ -61,7 +61,7 @@ def name_of(source: str) -> str:
 
 
 def main_source(step: Step) -> str:
-    """The tier that gave most of a step's tokens; target when none of them was drafted."""
+    """The source of most of a step's tokens; the target when none of them was drafted."""
     drafted = Counter(token.source for token in step.tokens if token.source != TARGET)
     return drafted.most_common(1)[0][0] if drafted else TARGET
 
@@ -105,8 +105,8 @@ def tokens_over_time(
 
 
 def accepted_lengths(run: Run) -> go.Figure:
-    """How many tokens each target forward was worth."""
-    figure = framed("Tokens per forward", "tokens emitted by one forward", "forwards")
+    """How many tokens came from each step."""
+    figure = framed("Tokens per step", "tokens from one step", "steps")
     lengths = summarise(run).lengths
     if lengths:
         longest = max(lengths)
@@ -120,7 +120,7 @@ def accepted_lengths(run: Run) -> go.Figure:
 
 def share_by_tier(run: Run) -> go.Figure:
     """Which source gave how much of the output."""
-    figure = framed("Share of the output by tier", "", "% of tokens")
+    figure = framed("Where the tokens came from", "", "% of tokens")
     share = summarise(run).share
     sources = [*INKS, *others(share)]
     figure.add_bar(
@@ -137,7 +137,7 @@ def share_by_tier(run: Run) -> go.Figure:
 
 def rate_by_depth(run: Run) -> go.Figure:
     """Share of the drafted tokens accepted at each depth of the tree."""
-    figure = framed("Acceptance by depth", "depth in the draft tree", "% accepted")
+    figure = framed("Accepted drafts by position", "position in the draft", "% accepted")
     proposed: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
     for step in run.steps:
@@ -151,7 +151,7 @@ def rate_by_depth(run: Run) -> go.Figure:
         customdata=[[accepted[d], proposed[d]] for d in depths],
         mode="lines+markers",
         line={"color": INK, "width": 2},
-        hovertemplate="depth %{x}: %{customdata[0]} of %{customdata[1]}<extra></extra>",
+        hovertemplate="position %{x}: %{customdata[0]} of %{customdata[1]}<extra></extra>",
     )
     figure.update_layout(showlegend=False)
     return figure
@@ -159,7 +159,7 @@ def rate_by_depth(run: Run) -> go.Figure:
 
 def tier_rates(run: Run) -> go.Figure:
     """Drafted and accepted tokens of each tier."""
-    figure = framed("Drafted and accepted by tier", "", "tokens")
+    figure = framed("Drafted and accepted by source", "", "tokens")
     figures = summarise(run)
     sources = [source for source in INKS if source != TARGET] + others(figures.proposed)
     titles = [name_of(source) for source in sources]
@@ -180,8 +180,8 @@ def tier_rates(run: Run) -> go.Figure:
 
 
 def speedups(values: Sequence[float | None], whole: float | None = None) -> go.Figure:
-    """Speedup of each repeat, and a line at what all of them say; 1 is plain decoding, None no
-    gain to tell."""
+    """Speedup of each repeat, None where it is not known, and a line at that of all of them; 1 is
+    plain decoding."""
     figure = framed("Speedup over plain decoding", "repeat", "times as fast")
     told = {str(i): value for i, value in enumerate(values, 1) if value is not None}
     if told:
@@ -222,11 +222,11 @@ def history(runs: Sequence[Trace]) -> go.Figure:
 
 
 def cost_curve(curve: CostCurve | None, run: Run = NO_RUN) -> go.Figure:
-    """Time of a forward by the nodes it verifies, and behind it how many a run really drafted."""
-    figure = framed("What a forward costs, and what was drafted", "drafted tokens", "steps")
+    """Time of a step by the tokens it verifies, and behind it how many a run really drafted."""
+    figure = framed("What a step costs, and how much was drafted", "drafted tokens", "steps")
     figure.update_layout(
         yaxis={"side": "right", "showgrid": False},
-        yaxis2={"title": "ms per forward", "overlaying": "y", "rangemode": "tozero", **AXIS},
+        yaxis2={"title": "ms per step", "overlaying": "y", "rangemode": "tozero", **AXIS},
     )
     drafted = Counter(sum(step.proposed.values()) for step in run.steps if step.tokens)
     sizes = sorted(drafted)
@@ -246,7 +246,7 @@ def cost_curve(curve: CostCurve | None, run: Run = NO_RUN) -> go.Figure:
         x=list(between) if curve else [],
         y=[round(1e3 * value, 4) for value in seconds],
         yaxis="y2",
-        name="one forward",
+        name="cost of a step",
         mode="lines",
         line={"color": INK, "width": 2},
         customdata=[round(value / seconds[0], 3) for value in seconds],
@@ -265,11 +265,11 @@ def cost_curve(curve: CostCurve | None, run: Run = NO_RUN) -> go.Figure:
 
 
 def worth_of_evidence(calibration: Calibration) -> go.Figure:
-    """The learned trust in each tier's evidence, by the number of tokens that it matched.
+    """The learned trust in each database, by the number of tokens that matched.
 
-    A point is the mean over all strengths of such evidence, weighted by how often each was met.
+    A point is the mean over all strengths of such a match, weighted by how often each was met.
     """
-    figure = framed("What the evidence is worth", "tokens matched", "% trusted")
+    figure = framed("How much a match is trusted", "tokens matched", "% trusted")
     for tier, lengths in calibration.weights.items():
         met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
         shown = [length for length in met if met[length] >= 1]
@@ -285,7 +285,7 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
             mode="lines+markers",
             line={"color": look.colour, "width": 2},
             customdata=[round(met[length]) for length in shown],
-            hovertemplate="%{y:.0f} % from %{customdata:,} tokens",
+            hovertemplate="%{y:.0f} %, learned from %{customdata:,} tokens",
         )
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(range=[0, 100])

@@ -1,7 +1,8 @@
-"""One colour and one mark per token source; tokens, legends and charts all take them from here.
+"""One name, one colour and one underline per token source, for tokens, legends and charts alike.
 
-The mid-tones hold against a white and a near-black ground, so dark and light share them. Hue and
-underline say the same thing twice: nobody has to tell colours apart.
+People read the names here; the papers' names for the same sources stand in the tooltips. The
+colours are mid-tones that work on white and on near-black, so dark and light share them. The
+underline repeats what the colour says, for those who cannot tell the colours apart.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,8 @@ from engine.types import CONTEXT, DRAFT, MODEL, STATISTICS, TARGET
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """How a source looks: `underline` is a CSS text-decoration-style, "" for none."""
+    """How a source looks: `underline` is a CSS text-decoration-style, "" for none; `meaning` is
+    for tooltips."""
 
     title: str
     colour: str
@@ -22,10 +24,14 @@ class Ink:
 
 
 INKS = {
-    CONTEXT: Ink("Context", "#12a5a5", "solid", "copied from this conversation"),
-    MODEL: Ink("Model", "#7f6df2", "dashed", "from this model's past answers"),
-    STATISTICS: Ink("Statistics", "#e0982a", "dotted", "from statistics of large texts"),
-    TARGET: Ink("Target", "#8792a6", "", "chosen by the model itself"),
+    CONTEXT: Ink(
+        "This chat", "#12a5a5", "solid", "copied from this conversation (the context tier)"
+    ),
+    MODEL: Ink("Past answers", "#7f6df2", "dashed", "copied from past answers (the model tier)"),
+    STATISTICS: Ink(
+        "General text", "#e0982a", "dotted", "common in large texts (the statistics tier)"
+    ),
+    TARGET: Ink("The model itself", "#8792a6", "", "not drafted (the target)"),
 }
 DRAFT_SHADES = ("#a93c79", "#d3609a", "#ea94bb", "#f2b8d2")
 """One hue for draft models, a shade per level of the stack: the largest model is the darkest."""
@@ -38,7 +44,7 @@ STAGES = {
     "sample": "#9aa9c4",
     "other": "#c9d1df",
 }
-"""Where a step's time goes: blues, so that no part is mistaken for a token source."""
+"""The parts of a step's time. Blues, so that none looks like a token source."""
 
 
 def ink(source: str) -> Ink:
@@ -46,11 +52,14 @@ def ink(source: str) -> Ink:
     if source in INKS:
         return INKS[source]
     if not source.startswith(DRAFT):
-        return Ink("Unknown", INK, "", "from a source that this version does not know")
+        return Ink("Unknown", INK, "", "a source that this version does not know")
     name = source.removeprefix(DRAFT)
     level = LEVELS.get(name, sum(name.encode("utf-8", "replace")))
     return Ink(
-        f"Draft {name}", DRAFT_SHADES[level % len(DRAFT_SHADES)], "wavy", f"drafted by {name}"
+        f"Draft {name}",
+        DRAFT_SHADES[level % len(DRAFT_SHADES)],
+        "wavy",
+        f"drafted by the smaller model {name}",
     )
 
 

@@ -111,9 +111,9 @@ def header(session: Session, notices: Sequence[str]) -> str:
         facts.append(loading.words + share)
     notes = [info.note] if info.note and (models.there or not loading) else []
     if models.demonstration:
-        where = "" if session.guests else " Load one of your own in the Models tab."
+        where = "" if session.guests else " Load your own in the Models tab."
         notes.append(
-            "Demonstration model: it writes fluent short English and knows next to nothing." + where
+            "This small demonstration model writes fluent English but knows almost nothing." + where
         )
     lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     said = [*notices, *models.notices]
@@ -139,7 +139,8 @@ def facts_of(session: Session) -> list[str]:
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
     plain = session.current.plain
     if plain.tokens_per_second:
-        facts.append(f"plain {plain.tokens_per_second:,.0f} tok/s, measured {plain.when}")
+        speed = f"{plain.tokens_per_second:,.0f} tokens/s"
+        facts.append(f"plain decoding {speed}, measured {plain.when}")
     return facts
 
 
@@ -149,7 +150,7 @@ def invitation(session: Session) -> str:
     if session.models.there:
         return chat.invitation(name)
     if session.models.loading:
-        return f"{name} is being loaded. Write already: it will answer as soon as it can."
+        return f"{name} is loading. Write now; it answers as soon as it is ready."
     return "No model is loaded"
 
 

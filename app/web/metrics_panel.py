@@ -4,18 +4,18 @@ Numbers and names travel as data, and assets/panel.js puts each into its place a
 becomes markup. One update is small, as it is sent twice a second while an answer grows:
 
     k   microseconds until the model had the first token; tells one run from another
-    h   tokens per second, speedup, tokens per forward, speedup of decoding alone
+    h   tokens per second, speedup, tokens per step, speedup of decoding alone
     n   what the speedup is of
     s   a row per source, those of the palette first, then those of `d`: % of the output, accepted,
         drafted, and if it was asked the microseconds that this took per step
     d   title and colour of every draft model
-    l   a row per level of a stack: place in `d`, forwards, accepted, drafted for it
+    l   a row per draft model: place in `d`, its steps, accepted, drafted for it
     g   microseconds of each stage of a step
     r   the ribbon: index of the first step, then a letter per token, "a" for the first row of `s`;
         a capital begins a step
     e   how the answer goes or went
 
-What there is nothing to say of is left out, and the page shows a dash.
+Where nothing is known, the key is left out and the page shows a dash.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def template() -> str:
     figures = (
         figure("speed", "Speed", "tokens per second")
         + figure("speedup", "Speedup", "", " lead")
-        + figure("acceptance", "Acceptance", "tokens per forward")
+        + figure("acceptance", "Tokens per step", "plain decoding: 1.00")
         + figure("first", "First token", "")
     )
     shares = "".join(f'<i style="--k:var(--s-{source})"></i>' for source in INKS)
@@ -71,14 +71,15 @@ def template() -> str:
     )
     return (
         f'<div class="panel"><div class="figures">{figures}</div>'
-        f'<section><h4>Who wrote it</h4><div class="bar shares" aria-hidden="true">{shares}</div>'
-        + table("sources", ("source", "output", "accepted / drafted", "look-up"), rows())
-        + "</section><section hidden><h4>Levels of the stack</h4>"
-        + table("levels", ("model", "forwards", "accepted / drafted for it"), "")
-        + '</section><section><h4>Where a step goes</h4><div class="bar times" aria-hidden="true">'
+        "<section><h4>Where the tokens came from</h4>"
+        f'<div class="bar shares" aria-hidden="true">{shares}</div>'
+        + table("sources", ("source", "share", "accepted / drafted", "look-up"), rows())
+        + "</section><section hidden><h4>Draft models</h4>"
+        + table("levels", ("model", "steps", "accepted / drafted for it"), "")
+        + '</section><section><h4>Time per step</h4><div class="bar times" aria-hidden="true">'
         f'{times}</div><div class="stages">{words}</div></section>'
-        '<section><h4>Step by step</h4><div class="ribbon" role="img" aria-label="The latest '
-        'steps: a column each, a cell per token in the colour of its source."></div></section>'
+        '<section><h4>Latest steps</h4><div class="ribbon" role="img" aria-label="One column per '
+        'step, one cell per token, in the colour of its source."></div></section>'
         '<p class="ended" hidden> </p></div>'
     )
 
@@ -102,7 +103,8 @@ def table(kind: str, titles: Sequence[str], body: str) -> str:
 def rows() -> str:
     """A line per source of the palette."""
     return "".join(
-        f'<tr><td><span class="tok k-{source}">{escape(look.title)}</span></td>'
+        f'<tr><td><span class="tok k-{source}" title="{escape(look.meaning)}">'
+        f"{escape(look.title)}</span></td>"
         f"<td><span>{DASH}</span></td><td><span>{DASH}</span><em> </em></td>"
         f"<td><span>{DASH}</span></td></tr>"
         for source, look in INKS.items()
@@ -164,7 +166,7 @@ def note(figures: Metrics, speedup: Speedup, over: bool) -> str:
         coming = not figures.forwards or figures.plain_seconds is not None
         return "measuring" if coming and not over else "press Prove it to measure"
     count = speedup.plain_steps
-    return f"at this pace, {count:,} plain {'step' if count == 1 else 'steps'} seen"
+    return f"estimated from {count:,} plain {'step' if count == 1 else 'steps'}"
 
 
 def times(ratio: float | None) -> str:

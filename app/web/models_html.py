@@ -1,4 +1,4 @@
-"""What the Models tab says, as markup of numbers and our own words; all names are escaped."""
+"""The texts of the Models tab, as HTML; all names are escaped."""
 
 from collections.abc import Collection, Sequence
 from html import escape
@@ -22,7 +22,7 @@ THINNEST = 0.6
 def loaded(info: BackendInfo, source: str) -> str:
     """The facts of the loaded model; `source` is "" where none is."""
     if not source:
-        return "<h3>Loaded</h3>" + fine("No model. Choose one and load it.")
+        return "<h3>Loaded</h3>" + fine("No model. Choose one and press Load.")
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
     listed = [
         ("model", info.name),
@@ -45,12 +45,12 @@ def still(info: BackendInfo, source: str) -> str:
 def verified(info: BackendInfo) -> str:
     """How this model verifies what is drafted for it."""
     if not info.can_tree:
-        return "none: it decodes plainly"
+        return "not possible with this model"
     if info.leaves is None:
-        return "verified as trees"
+        return "checked as trees"
     if info.leaves == 1:
-        return "verified as chains"
-    return f"verified as trees of up to {info.leaves} branches"
+        return "checked one after the other"
+    return f"checked as trees of up to {info.leaves} branches"
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:
@@ -76,14 +76,14 @@ def need(source: str, found: Need, free: int, device: str) -> str:
         ("parameters", billions(found.parameters)),
         ("weights", amount(found.weights)),
         ("cache", amount(found.cache)),
-        ("in all", f"{amount(found.total)} of {amount(free)} free on {device}"),
+        ("total", f"{amount(found.total)} of {amount(free)} free on {device}"),
     ]
     markup = facts(listed) + bar((found.weights, found.cache), free)
     if found.total > free:
         missing = amount(found.total - free)
-        words = f"{missing} are missing. Choose a shorter context, or a smaller model."
+        words = f"{missing} are missing. Choose a shorter context or a smaller model."
         return markup + line("differs", "It does not fit", words)
-    return markup + fine("What the loaded models hold counts as free: they make room if they must.")
+    return markup + fine("Memory of the loaded models counts as free: they are unloaded if needed.")
 
 
 def bar(parts: Sequence[float], free: float) -> str:
@@ -98,7 +98,7 @@ def bar(parts: Sequence[float], free: float) -> str:
 
 
 def unknown(source: str, problem: str) -> str:
-    """Why it cannot be told what a model takes."""
+    """Why the memory that a model needs is not known."""
     return facts([("model", where(source))]) + line(
         "differs", "It cannot be loaded like this", problem
     )
@@ -106,7 +106,7 @@ def unknown(source: str, problem: str) -> str:
 
 def absent(source: str) -> str:
     """A model that is not on this machine."""
-    words = "It is downloaded when it is loaded; what it takes is told once it is here."
+    words = "Loading it downloads it. The memory it needs is known after that."
     return facts([("model", where(source))]) + fine(words)
 
 
@@ -126,15 +126,15 @@ def progress(report: Progress) -> str:
 # the catalogue
 
 CATALOGUE = (
-    "<h3>Catalogue</h3><p>Open models that fit together: a target, and drafts with its vocabulary. "
-    "They are downloaded from Hugging Face into its cache, where other programs find them too. "
-    "Memory is told for the context length above.</p>"
+    "<h3>Catalogue</h3><p>Open models with draft models that fit them. They are downloaded from "
+    "Hugging Face into its cache, where other programs find them too. The memory shown is for the "
+    "context length above.</p>"
 )
 
 
 def broken(problem: str) -> str:
     """Why a part of the catalogue cannot be shown."""
-    return line("differs", "Not known", problem)
+    return line("differs", "Unknown", problem)
 
 
 def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "") -> str:
@@ -147,17 +147,17 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
     )
     drafts = [f"{model.name}, {size(model, here)}" for model in entry.drafts]
     listed = [
-        ("target", f"{entry.target.name}, {millions(entry.target.parameters)}"),
+        ("model", f"{entry.target.name}, {millions(entry.target.parameters)}"),
         ("files", size(entry.target, here, " to download")),
         ("drafts", "; ".join(drafts) or f"none: {entry.plain}"),
     ]
     if entry.stack:
-        listed.append(("stack", f"{' / '.join(model.name for model in entry.stack)}, suggested"))
+        listed.append(("suggested", " / ".join(model.name for model in entry.stack)))
     return head + facts([*listed, *needs]) + tail
 
 
 def size(model: Model, here: Collection[str], otherwise: str = "") -> str:
-    """How large the files of a model are, and that they are here, or what there is to say else."""
+    """How large the files of a model are, then that they are here, or else `otherwise`."""
     words = f"{'about ' if model.estimated else ''}{amount(model.bytes)}"
     return f"{words}, on this machine" if model.source in here else words + otherwise
 

@@ -1,7 +1,7 @@
-"""Charts of a family of models: who drafts well for whom, what that costs, which stack is best.
+"""Charts of a family of models: which drafts well for which, what that costs, which plan is best.
 
-Pure functions from a profile to figures. Model names come from folder names: they are escaped, as
-the charting library reads markup in what it is given.
+Pure functions from a profile to figures. Model names come from folder names. They are escaped, as
+the charting library reads markup in names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def colours(profile: Profile) -> list[str]:
 
 def acceptance(profile: Profile | None, rule: Rule) -> go.Figure:
     """How often each model accepts a single draft of each smaller one, as a heat map."""
-    figure = framed("How often a draft is accepted", "verified by", "drafted by")
+    figure = framed("How often a draft is accepted", "checked by", "drafted by")
     figure.update_yaxes(rangemode="normal")
     if profile is None:
         return figure
@@ -96,15 +96,15 @@ def told(profile: Profile, below: int, above: int, rule: Rule) -> str:
     """One pair in numbers."""
     pair = profile.pairs[below, above]
     return (
-        f"{100 * pair.acceptance:.1f} % of single drafts by rejection sampling; "
-        f"{100 * pair.survives('match', 1):.1f} % are the same text; "
-        f"4 drafts make {emitted(pair, rule, 4):.2f} tokens"
+        f"same distribution {100 * pair.acceptance:.1f} %; "
+        f"same text {100 * pair.survives('match', 1):.1f} %; "
+        f"4 drafts give {emitted(pair, rule, 4):.2f} tokens per step"
     )
 
 
 def cost_curves(profile: Profile | None) -> go.Figure:
-    """What a round of each model costs by the tokens that it verifies."""
-    figure = framed("What each model takes to verify", "drafted tokens", "ms (logarithmic)")
+    """The time of a step of each model, by the tokens that it verifies."""
+    figure = framed("Time to check drafts", "drafted tokens", "ms (logarithmic)")
     figure.update_yaxes(type="log", rangemode="normal", dtick="D2")
     if profile is None:
         return figure
@@ -124,7 +124,7 @@ def cost_curves(profile: Profile | None) -> go.Figure:
 
 def hierarchy(profile: Profile | None, rule: Rule, plan: Plan | None) -> go.Figure:
     """Models as vertices, the best batch between any two as edges, and the plan as a thick path."""
-    figure = framed("The hierarchy, and the fastest way through it", "", "")
+    figure = framed("Which model drafts for which; the thick path is the plan", "", "")
     figure.update_layout(showlegend=False, hovermode="closest", height=TALL)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, rangemode="normal")
@@ -184,7 +184,7 @@ def draw_edge(figure: go.Figure, start: int, edge: Edge, seconds: float, chosen:
         },
         hoverinfo="skip",
     )
-    batch = f"T = {edge.batch}" if edge.batch else ""
+    batch = f"{edge.batch} at a time" if edge.batch else ""
     words = f"{batch} · {1e3 * seconds:.3g} ms" if batch else f"{1e3 * seconds:.3g} ms"
     figure.add_scatter(
         x=[(start + end) / 2],
@@ -195,7 +195,7 @@ def draw_edge(figure: go.Figure, start: int, edge: Edge, seconds: float, chosen:
         textposition="top center",
         textfont={"size": 12.5 if chosen else 10.5},
         customdata=[words],
-        hovertemplate="%{customdata} per token behind it<extra></extra>",
+        hovertemplate="%{customdata} per token<extra></extra>",
     )
 
 
@@ -242,7 +242,7 @@ def draw_vertices(
 
 def plans(bars: Sequence[Bar]) -> go.Figure:
     """Milliseconds per token of every plan: predicted from the profile, and as it was measured."""
-    figure = framed("Predicted and measured", "ms per token", "")
+    figure = framed("Predicted and measured time", "ms per token", "")
     titles = [plain_text(bar.title) for bar in bars]
     for name in ("measured", "predicted"):
         values = [bar.measured if name == "measured" else bar.predicted for bar in bars]

@@ -1,7 +1,7 @@
-"""What the Stack tab says, as markup of numbers and our own words; all names are escaped.
+"""The texts of the Stack tab, as HTML; all names are escaped.
 
-The ways in which draft models fail have names here: slower than plain, output drift, not enough
-memory. Each comes with its reason and with what to change.
+Draft models can fail in three ways, which have names here: slower than plain, output drift, not
+enough memory. Each comes with its reason and with what to change.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,11 +71,11 @@ def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) 
     total, free = sum(need.total for need in needs), stacks.free()
     present = [c.need.total for s in loaded if (c := candidates.get(s)) and c.need]
     listed = [
-        ("target", f"{info.name}, {millions(info.parameters)}"),
-        ("loaded", ", ".join(stacks.sources) or "no draft model"),
+        ("main model", f"{info.name}, {millions(info.parameters)}"),
+        ("drafts loaded", ", ".join(stacks.sources) or "none"),
     ]
     if present:
-        listed.append(("they take", amount(sum(present))))
+        listed.append(("they use", amount(sum(present))))
     listed.append(("free", f"{amount(free)} on {info.device}"))
     if needs:
         listed.append(("ticked need", f"{amount(total)} more, weights and cache"))
@@ -84,7 +84,7 @@ def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) 
         if candidate.problem and candidate.source in (*ticked, *loaded):
             markup += line("differs", candidate.name, candidate.problem)
     if total > free:
-        words = "the ticked models would be refused. Tick fewer or smaller ones."
+        words = f"{amount(total - free)} are missing. Tick fewer or smaller models."
         markup += line("differs", "Not enough memory", words)
     return markup
 
@@ -93,31 +93,32 @@ def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) 
 
 
 def profiled(stacks: Stacks, sampling: Sampling) -> str:
-    """Of what the profile in use is, and whether that is what the settings say."""
+    """What the profile in use was measured with, and whether that fits the settings."""
     family, wanted = stacks.family_for(sampling), sampler_words(sampler_of(sampling))
     if family is None:
         return PROFILE + fine(
-            "Load draft models first. A profile then tells how often each accepts what the smaller "
-            "ones draft, and what its forwards cost here."
+            "Load draft models first. A profile then measures how often each model accepts the "
+            "drafts of smaller ones, and how long its steps take here."
         )
     profile = family.profile
     if profile is None:
         return PROFILE + fine(
-            f"{', '.join(family.drafts)} and {stacks.state.info.name} were not profiled together "
-            "here. It takes a few answers of the target, with the sampler of the Settings tab: "
-            f"{wanted}."
+            f"{', '.join(family.drafts)} and {stacks.state.info.name} have no profile yet. Press "
+            "Profile: it takes as long as a few answers, and uses the sampling of the Settings "
+            f"tab ({wanted})."
         )
     markup = facts(
         [
             ("measured", f"{datetime.fromtimestamp(profile.measured):%d %b %Y %H:%M}"),
-            ("sampler", sampler_words(profile.sampling)),
+            ("sampling", sampler_words(profile.sampling)),
             ("positions", f"{profile.positions:,}"),
             ("models", ", ".join(model.name for model in profile.models)),
         ]
     )
     if dict(profile.sampling) != sampler_of(sampling):
         markup += fine(
-            f"The settings say {wanted}: this is the nearest profile. Profile again for that."
+            f"The settings say {wanted}. This is the nearest profile; press Profile to measure "
+            "that one."
         )
     return PROFILE + markup
 
@@ -136,41 +137,39 @@ def progress(what: str, share: float) -> str:
 def sentence(plan: Plan, target: str) -> str:
     """A plan in words."""
     if not plan.levels:
-        who = "The databases draft" if plan.databases else "Nobody drafts"
+        who = "The databases draft" if plan.databases else "Nothing drafts"
         return f"{who} for {target}."
     first = plan.levels[0].model
     start = f"The databases draft for {first}; " if plan.databases else ""
     receivers = [*(level.model for level in plan.levels[1:]), target]
     parts = [
-        f"{level.model} hands {level.batch} token{'s' if level.batch > 1 else ''} at a time "
-        f"to {receiver}"
+        f"{level.model} drafts {level.batch} token{'s' if level.batch > 1 else ''} at a time "
+        f"for {receiver}"
         for level, receiver in zip(plan.levels, receivers, strict=True)
     ]
-    return f"{start}{'; '.join(parts)}, which verifies them in one forward."
+    return f"{start}{'; '.join(parts)}, which checks them in one step."
 
 
 def planned(family: Family | None, rule: Rule, plan: Plan | None, spec: str) -> str:
     """The best plan, or the one of `spec`, and what it is expected to take."""
     if family is None or family.profile is None or plan is None:
-        return PLAN + fine("A plan needs a profile.")
+        return PLAN + fine("A plan says which models draft for which. It needs a profile.")
     profile, recursion = family.profile, Recursion(family.profile, rule)
     plain, seconds = profile.target.seconds(0), recursion.latency(plan)
     listed = [
         ("plan", f"{plan}{'' if spec else ', the best one'}"),
-        ("predicted", f"{per_token(seconds)} per token, decoding alone {times(plain / seconds)}"),
+        ("predicted", f"{per_token(seconds)} per token, decoding {times(plain / seconds)}"),
         ("plain", f"{per_token(plain)} per token"),
     ]
     if profile.target.databases is not None:
         alone = recursion.latency(Plan(databases=True))
-        listed.append(
-            ("databases only", f"{per_token(alone)}, decoding alone {times(plain / alone)}")
-        )
+        listed.append(("databases only", f"{per_token(alone)}, decoding {times(plain / alone)}"))
     listed.append(("memory", f"{amount(memory(profile, plan))} of weights"))
     return f"{PLAN}<p>{escape(sentence(plan, profile.target.name))}</p>{facts(listed)}"
 
 
 def no_plan(problem: str) -> str:
-    """Why the plan that was typed is none."""
+    """Why the plan that was typed cannot be used."""
     return PLAN + line("differs", "No such plan", problem)
 
 
@@ -186,8 +185,8 @@ def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Seque
         better = best_plan(family, rule, plan, recursion)
         return "".join([*lines, line("differs", "Slower than plain", words + better)])
     gain = profile.target.seconds(0) / recursion.latency(plan)
-    words = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding does."
-    return "".join([*lines, line("same", "The stack pays", words)])
+    words = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding."
+    return "".join([*lines, line("same", "Draft models are worth it", words)])
 
 
 def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
@@ -196,9 +195,9 @@ def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial
     alone = "The databases alone" if plan.databases else "Plain decoding"
     words = f"{alone}: {per_token(recursion.latency(plan))} per token, predicted."
     if better := best_plan(family, rule, plan, recursion):
-        yield line("", "No stack is used", words + better)
+        yield line("", "No draft model is used", words + better)
         return
-    yield line("", "No stack pays here", words)
+    yield line("", "No draft model is worth it here", words)
     for single in singles(profile, rule).values():
         seconds = per_token(recursion.latency(single))
         if words := slower(recursion, single, rule, trials):
@@ -212,7 +211,7 @@ def best_plan(family: Family, rule: Rule, plan: Plan, recursion: Recursion) -> s
     best = family.plan("", rule)
     if best == plan:
         return ""
-    return f" Predicted to be the fastest: {best}, {per_token(recursion.latency(best))}."
+    return f" Predicted to be fastest: {best}, {per_token(recursion.latency(best))}."
 
 
 def slower(recursion: Recursion, plan: Plan, rule: Rule, trials: Sequence[Trial]) -> str:
@@ -235,19 +234,19 @@ def slower(recursion: Recursion, plan: Plan, rule: Rule, trials: Sequence[Trial]
         return ""
     if predicted < plain:
         return (
-            f"{words} Predicted were {per_token(predicted)} and {per_token(plain)}: the profile is "
-            "of other text or of another load. Profile again."
+            f"{words} The prediction was {per_token(predicted)} and {per_token(plain)}. The "
+            "profile was measured on other text or under another load. Profile again."
         )
     return " ".join([words, *reasons(recursion, plan, rule)])
 
 
 def drifts(trials: Sequence[Trial]) -> list[str]:
-    """Texts that were not those of plain decoding though they had to be."""
+    """Texts that should have been those of plain decoding, and were not."""
     return [
-        f"{trial.title} said something else than plain decoding at token "
+        f"{trial.title} differed from plain decoding at token "
         f"{trial.verdict.position:,} ({trial.verdict.accelerated!r}, not {trial.verdict.plain!r}). "
-        "In reduced precision a near-tie between two tokens can fall either way: load the models "
-        "in float32 to be sure."
+        "In reduced precision, rounding can decide between two tokens that are almost equally "
+        "likely. Load the models in float32 to be sure."
         for trial in trials
         if trial.same_text and not trial.verdict.identical
     ]
@@ -257,8 +256,8 @@ def outcome(trials: Sequence[Trial]) -> str:
     """What was measured, in one line."""
     if not trials:
         return fine(
-            "Measure lets plain decoding, every single draft model and the best stacks answer the "
-            "same prompts, and puts their times beside the predictions."
+            "Measure answers the same prompts with plain decoding, each draft model and the best "
+            "plans. The chart then shows these times beside the predicted ones."
         )
     fastest = max(trials, key=lambda trial: trial.speedup.whole or 0.0)
     checked = [trial for trial in trials[1:] if trial.same_text]
@@ -271,10 +270,9 @@ def outcome(trials: Sequence[Trial]) -> str:
     if fastest is trials[0]:
         words = f"Plain decoding was the fastest, {per_token(fastest.seconds)} per token."
     if checked:
-        words += f" {same} of {len(checked)} said the same as plain decoding, token by token."
+        words += f" {same} of {len(checked)} gave the text of plain decoding, token by token."
     if len(checked) < len(trials) - 1:
         words += (
-            " Rejection sampling keeps the distribution, not the text of a seed: other texts than "
-            "that of plain decoding are expected."
+            " Other texts are expected here: Same distribution does not keep the text of a seed."
         )
     return fine(words)

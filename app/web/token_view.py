@@ -10,7 +10,7 @@ from assets import ASSETS
 
 TEMPLATE = (
     '<div class="legend"></div><div class="turns" role="log"></div>'
-    '<div class="inspector">Point at a token to see where it came from.</div>'
+    '<div class="inspector">Point at a word to see where it came from.</div>'
 )
 
 

@@ -23,24 +23,25 @@ def difference(found: Verdict, place: str = "") -> str:
     """Where two runs part, and what each says there."""
     if found.ended_early:
         return (
-            f'<div class="verdict differs"><b>Ended early</b>{place}: the accelerated answer ended '
-            f"at token {found.position:,}, where plain decoding goes on with "
+            f'<div class="verdict differs"><b>Ended early</b>{place}: the answer with drafts ended '
+            f"at token {found.position:,}. Plain decoding goes on with "
             f"<code>{escape(repr(found.plain))}</code>.</div>"
         )
     return (
         f'<div class="verdict differs"><b>First difference</b>{place} at token '
-        f"{found.position:,}: plain <code>{escape(repr(found.plain))}</code>, accelerated "
-        f"<code>{escape(repr(found.accelerated))}</code>. In reduced precision a near-tie "
-        "between two tokens can fall either way.</div>"
+        f"{found.position:,}: plain <code>{escape(repr(found.plain))}</code>, with drafts "
+        f"<code>{escape(repr(found.accelerated))}</code>. In reduced precision, rounding can "
+        "decide between two tokens that are almost equally likely.</div>"
     )
 
 
 def another_text(found: Verdict, speed: str) -> str:
-    """Two texts of one distribution: no fault, and no proof either. `speed` is our own markup."""
+    """Two texts of one distribution, which proves nothing. `speed` is our own markup."""
     return (
-        f'<div class="verdict"><b>Another text</b> from token {found.position:,} on, as is '
-        "expected here: rejection sampling keeps the distribution, not the text of a seed "
-        f"({speed}, by time per token). To compare texts, keep drafts by Same text.</div>"
+        f'<div class="verdict"><b>Another text</b> from token {found.position:,} on. This is '
+        "expected: Same distribution does not keep the text of a seed "
+        f"({speed}, by time per token). To compare texts, choose Same text in Settings, under "
+        "Advanced.</div>"
     )
 
 
@@ -53,9 +54,9 @@ def title_of(name: str) -> str:
 
 
 def waiting_line(waiting: Waiting) -> str:
-    """What stands where an answer will be while others use the model, or it is not there yet."""
+    """Why an answer has not begun: others use the model, or it is still being loaded."""
     if waiting.loading:
-        return '<div class="verdict running">Waiting until the model is loaded …</div>'
+        return '<div class="verdict running">Waiting for the model to load …</div>'
     others = "1 request comes" if waiting.ahead == 1 else f"{waiting.ahead} requests come"
     return f'<div class="verdict running">Waiting for the model: {others} first …</div>'
 
@@ -74,9 +75,9 @@ def proof_line(proof: Proof) -> str:
     slow, fast = summarise(proof.plain).seconds, summarise(proof.accelerated).seconds
     whole = f"all {found.tokens:,} tokens"
     if proof.shown.broken_off:
-        whole += " up to where it was stopped, as a beginning is all that can be proved of it"
+        whole += " up to where it was stopped"
     return (
-        f'<div class="verdict same"><b>Identical</b>: {whole}. Both decoded again from nothing: '
-        f"plain {milliseconds(slow)}, accelerated {milliseconds(fast)}, "
+        f'<div class="verdict same"><b>Identical</b>: {whole}. Decoded again from the start: '
+        f"plain {milliseconds(slow)}, with drafts {milliseconds(fast)}, "
         f"{gained(proof.speedup)}.</div>"
     )

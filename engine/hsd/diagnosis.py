@@ -32,7 +32,7 @@ def why(profile: Profile, plan: Plan, rule: Rule, measured: float | None = None)
     seconds = predicted if measured is None else measured
     if predicted <= plain and seconds > TOLERANCE * predicted:
         return [
-            f"{plan} takes {ms(seconds)} per token where {ms(predicted)} were predicted: the "
+            f"{plan} takes {ms(seconds)} per token, and {ms(predicted)} were predicted. The "
             "profile was measured on other text or under another load. Profile again."
         ]
     if not plan.levels and not plan.databases or min(seconds, predicted) < plain:
@@ -75,8 +75,8 @@ def of_databases(model: ModelProfile) -> str:
     if emits > needed:
         return ""
     return (
-        f"A round of {model.name} with the databases emits {emits:.2f} tokens, and would have to "
-        f"emit {needed:.2f} to pay."
+        f"With the databases {model.name} gives {emits:.2f} tokens per step. It would need "
+        f"{needed:.2f} to be faster than without."
     )
 
 
@@ -88,8 +88,8 @@ def of_pair(profile: Profile, rule: Rule, below: int, above: int, batch: float, 
     least = min(edges, key=lambda edge: edge.seconds(each))
     if least.seconds(each) < alone:
         return (
-            f"{draft} hands up {batch:.3g} tokens at a time: with {least.batch}, {model.name} "
-            f"would take {ms(least.seconds(each))} per token, and alone {ms(alone)}."
+            f"{draft} drafts {batch:.3g} tokens at a time. With {least.batch}, {model.name} would "
+            f"take {ms(least.seconds(each))} per token; alone it takes {ms(alone)}."
         )
     needed = {n: need(model, n, each) for n in range(1, LONGEST + 1)}
     rates = [(acceptance(tokens, n), n) for n, tokens in needed.items() if tokens < n + 1]
@@ -99,8 +99,9 @@ def of_pair(profile: Profile, rule: Rule, below: int, above: int, batch: float, 
     rate = acceptance(emitted(pair, rule, drafted), drafted)
     # Rounded away from each other: two equal numbers would explain nothing.
     return (
-        f"{model.name} accepts {floor(round(100 * rate, 6))} % of the tokens of {draft}; at "
-        f"{ms(each)} per token they pay from {ceil(round(100 * pays, 6))} %."
+        f"{model.name} accepts {floor(round(100 * rate, 6))} % of the tokens of {draft}. These "
+        f"take {ms(each)} each, so at least {ceil(round(100 * pays, 6))} % would have to be "
+        "accepted."
     )
 
 
@@ -112,12 +113,12 @@ def of_cost(draft: str, model: ModelProfile, each: float) -> str:
     )
     if limit <= 0:
         return (
-            f"{model.name} takes {ms(alone)} per token alone and "
-            f"{ms(model.seconds(1))} to verify one: no draft model can pay."
+            f"{model.name} takes {ms(alone)} per token alone, and {ms(model.seconds(1))} to check "
+            "one draft. No draft model can make it faster."
         )
     return (
-        f"{draft} takes {ms(each)} per token, {model.name} alone {ms(alone)}: "
-        f"even with all its tokens accepted it would have to take less than {ms(limit)}."
+        f"{draft} takes {ms(each)} per token, {model.name} alone {ms(alone)}. Even if all its "
+        f"tokens were accepted, {draft} would have to take less than {ms(limit)}."
     )
 
 

@@ -50,7 +50,7 @@ class Plans(Generic[Model]):
             names = ", ".join(self.drafts) or "none"
             raise SettingError(
                 f"The draft models ({names}) were not profiled with {self.target.info.name} and "
-                "this sampler. Profile them in the Stack tab, or choose hierarchy drafting."
+                "this sampler. Profile them in the Stack tab, or choose another method."
             )
         return self.profile
 

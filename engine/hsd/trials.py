@@ -89,7 +89,7 @@ def entries(family: Plans[Any], drafting: Drafting, chosen: str) -> list[Entry]:
         if plan.levels:
             found.append(Entry(text, method_named(f"hsd:{text}", drafting), plan))
     both = method_named("hd+hsd", drafting)
-    return [*found, Entry("databases, then the stack", both, None, gated=True)]
+    return [*found, Entry("databases, then draft models", both, None, gated=True)]
 
 
 def trials(

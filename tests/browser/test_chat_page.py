@@ -133,6 +133,13 @@ def open_tab(page: Page, name: str) -> None:
     page.get_by_role("tab", name=name).click()
 
 
+def open_advanced(page: Page) -> None:
+    """Show the settings that a chat rarely needs."""
+    open_tab(page, "Settings")
+    expect(page.get_by_label("Fixed", exact=True)).to_be_hidden()
+    page.locator("#advanced button").first.click()
+
+
 def set_number(page: Page, label: str, value: int) -> None:
     open_tab(page, "Settings")
     page.get_by_label(label, exact=True).first.fill(str(value))
@@ -154,7 +161,7 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     assert len(set(colours)) >= 2 and "rgba(0, 0, 0, 0)" not in colours
     kinds.first.hover()
     assert "position" in (kinds.first.get_attribute("title") or "")
-    expect(page.locator("#figures")).to_contain_text("tokens per forward")
+    expect(page.locator("#figures")).to_contain_text("Tokens per step")
     expect(page.locator("#figures .ribbon b").first).to_be_attached()
     expect(page.locator("#conversations label.selected")).to_contain_text("Tell me a short story")
     page.click("#prove")
@@ -251,7 +258,7 @@ def test_conversations_are_made_renamed_and_deleted_after_asking(page: Page) -> 
 
 def test_compare_is_identical_and_draws_its_charts(page: Page) -> None:
     set_number(page, "Max tokens", 60)
-    open_tab(page, "Settings")
+    open_advanced(page)
     # The measured budget rests where drafts do not pay, as beside a browser on two cores.
     page.get_by_label("Fixed", exact=True).check()
     # Some seeds end the answer after a few words, with hardly anything drafted.
@@ -263,7 +270,7 @@ def test_compare_is_identical_and_draws_its_charts(page: Page) -> None:
     plots = page.locator(".js-plotly-plot:visible")
     expect(plots).to_have_count(6)
     titles = " ".join(plots.locator(".gtitle").all_text_contents())
-    for title in ("Speedup", "Tokens over time", "Tokens per forward", "Share of the output"):
+    for title in ("Speedup", "Tokens over time", "Tokens per step", "Where the tokens came from"):
         assert title in titles
     assert page.locator("#compare-fast .tok:not(.k-target)").count() > 3
     open_tab(page, "Diagnostics")
@@ -277,14 +284,14 @@ def test_what_forwards_cost_is_drawn_and_can_be_measured_again(page: Page) -> No
     finished(page)
     open_tab(page, "Diagnostics")
     plot = page.locator(".js-plotly-plot:visible").last
-    expect(plot.locator(".gtitle")).to_have_text("What a forward costs, and what was drafted")
+    expect(plot.locator(".gtitle")).to_have_text("What a step costs, and how much was drafted")
     expect(plot.locator(".bars .point").first).to_be_attached()
     expect(plot.locator(".scatterlayer .js-line").first).to_be_attached()
     line = page.locator("#costs")
-    expect(line).to_contain_text("Cost of a forward: measured")
+    expect(line).to_contain_text("Cost of a step: measured")
     page.click("#measure")
     expect(line).to_contain_text("Measuring")
-    expect(line).to_contain_text("Cost of a forward: measured", timeout=PATIENCE)
+    expect(line).to_contain_text("Cost of a step: measured", timeout=PATIENCE)
     expect(plot.locator(".bars .point").first).to_be_attached()
 
 
@@ -295,11 +302,11 @@ def test_the_databases_tab_shows_what_evidence_was_worth(page: Page) -> None:
     open_tab(page, "Databases")
     plot = page.locator(".js-plotly-plot:visible")
     expect(plot).to_have_count(1)
-    expect(plot.locator(".gtitle")).to_have_text("What the evidence is worth")
+    expect(plot.locator(".gtitle")).to_have_text("How much a match is trusted")
     expect(plot.locator(".scatterlayer .point").first).to_be_attached()
     before = plot.locator(".scatterlayer .point").count()
     assert before > 0
-    page.get_by_role("button", name="Empty the model tier").click()
+    page.get_by_role("button", name="Empty Past answers").click()
     page.locator(".asking:visible").get_by_role("button", name="Empty it").click()
     expect(plot.locator(".scatterlayer .point")).to_have_count(0)
 
@@ -308,12 +315,12 @@ def test_the_budget_is_kept_with_the_conversation(page: Page, address: str) -> N
     set_number(page, "Max tokens", 10)
     send(page, "A conversation with a fixed budget")
     finished(page)
-    open_tab(page, "Settings")
+    open_advanced(page)
     expect(page.get_by_label("Adaptive", exact=True)).to_be_checked()
     page.get_by_label("Fixed", exact=True).check()
     page.wait_for_timeout(800)
     visit(page, address)
-    open_tab(page, "Settings")
+    open_advanced(page)
     expect(page.get_by_label("Fixed", exact=True)).to_be_checked()
 
 
@@ -400,7 +407,7 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         page.wait_for_timeout(1500)
         expect(page.get_by_role("tab", name="Databases")).to_have_count(0)
         open_tab(page, "Diagnostics")
-        expect(page.locator("#costs")).to_contain_text("Cost of a forward")
+        expect(page.locator("#costs")).to_contain_text("Cost of a step")
         expect(page.locator("#measure")).to_have_count(0)
         set_number(page, "Max tokens", 10)
         send(page, text)

@@ -51,10 +51,9 @@ def columns(page: Page) -> list[str]:
 def test_an_empty_panel_has_dashes(page: Page) -> None:
     assert figure(page, "Speed") == "– | tokens per second"
     assert figure(page, "Speedup") == "– | of the whole answer"
-    assert figure(page, "First token") == "– | model time"
-    assert cells(page) == [
-        f"{name} | – | – | –" for name in ("Context", "Model", "Statistics", "Target")
-    ]
+    assert figure(page, "First token") == "– | in the model"
+    names = ("This chat", "Past answers", "General text", "The model itself")
+    assert cells(page) == [f"{name} | – | – | –" for name in names]
     expect(page.locator("#figures .levels")).to_be_hidden()
     expect(page.locator("#figures .ended")).to_be_hidden()
     assert columns(page) == []
@@ -66,10 +65,10 @@ def test_figures_change_in_their_places_and_the_ribbon_grows(page: Page) -> None
     assert figure(page, "Speedup") == "1.39× | at this pace, 10 plain steps seen"
     lead = page.locator("#figures .figure.lead")
     assert lead.get_attribute("title") == "decoding alone 1.42×"
-    assert figure(page, "Acceptance") == "2.00 | tokens per forward"
-    assert figure(page, "First token") == "44 ms | model time"
+    assert figure(page, "Tokens per step") == "2.00 | plain decoding: 1.00"
+    assert figure(page, "First token") == "44 ms | in the model"
     assert cells(page)[0] == "Context | 17 % | 10 / 80 13 % | 123 µs"
-    assert cells(page)[3] == "Target | 50 % |  | "
+    assert cells(page)[3] == "The model itself | 50 % |  | "
     assert columns(page)[:3] == ["step 1: 1 token", "step 2: 2 tokens", "step 3: 3 tokens"]
     widths = page.locator("#figures .shares i").evaluate_all("all => all.map(n => n.clientWidth)")
     assert sum(widths) == pytest.approx(page.locator("#figures .shares").bounding_box()["width"], 1)
@@ -132,16 +131,16 @@ def test_the_first_token_is_told_as_the_screen_showed_it(page: Page) -> None:
     page.wait_for_timeout(600)
     fire(page, told(RUN[:1]))
     fire(page, {"seconds": 0.206}, **seen)
-    assert figure(page, "First token") == "206 ms | seen on the screen, model 44 ms"
+    assert figure(page, "First token") == "206 ms | on screen; in the model 44 ms"
     fire(page, told(RUN[:9], 1))
-    assert figure(page, "First token") == "206 ms | seen on the screen, model 44 ms"
+    assert figure(page, "First token") == "206 ms | on screen; in the model 44 ms"
     page.wait_for_timeout(600)
     fire(page, {"seconds": 0.3}, **seen)
     assert figure(page, "First token").startswith("206 ms"), "it was another answer's"
     fire(page, told(RUN[:1], prompt=1.2))
-    assert figure(page, "First token") == "300 ms | seen on the screen, model 1.21 s"
+    assert figure(page, "First token") == "300 ms | on screen; in the model 1.21 s"
     fire(page, told(RUN[:5], prompt=0.1))
-    assert figure(page, "First token") == "114 ms | model time"
+    assert figure(page, "First token") == "114 ms | in the model"
 
 
 def test_a_measured_speedup_says_of_what(page: Page) -> None:
@@ -172,8 +171,8 @@ def test_updates_ask_for_no_layout(page: Page) -> None:
 def test_an_answer_a_proof_and_a_new_conversation(page: Page) -> None:
     send(page, "Tell me a short story about a boat.")
     finished(page)
-    expect(page.locator("#figures .ended")).to_contain_text("forwards")
-    first = r"[\d.]+ m?s \| (seen on the screen, model [\d.]+ m?s|model time)"
+    expect(page.locator("#figures .ended")).to_contain_text("steps")
+    first = r"[\d.]+ m?s \| (on screen; in the model [\d.]+ m?s|in the model)"
     assert re.fullmatch(first, figure(page, "First token"))
     assert 1 <= len(columns(page)) <= 64
     page.click("#prove")

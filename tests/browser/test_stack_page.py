@@ -13,6 +13,7 @@ from tests.browser.test_chat_page import (
     browser,
     end,
     finished,
+    open_advanced,
     open_tab,
     send,
     start,
@@ -23,7 +24,7 @@ from tests.conftest import EMBEDDED
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.browser
-SAME = re.compile(r"(\d) of \1 said the same")
+SAME = re.compile(r"(\d) of \1 gave the text")
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -76,12 +77,12 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         type_plan(page, f"{EVIL}@99")
         expect(page.locator("#stack-planned")).to_contain_text("from 1 to 32")
         type_plan(page, f"{EVIL}@3/mid@2")
-        expect(page.locator("#stack-planned")).to_contain_text("hands 3 tokens at a time to mid")
+        expect(page.locator("#stack-planned")).to_contain_text("drafts 3 tokens at a time for mid")
         page.click("#stack-measure")
         expect(page.locator("#stack-outcome")).to_contain_text(SAME, timeout=3 * PATIENCE)
         page.click("#stack-use")
         expect(page.locator("#stack-status")).to_contain_text(f"hsd:{EVIL}@3/mid@2")
-        open_tab(page, "Settings")
+        open_advanced(page)
         # Without the measured budget the stack drafts even where it does not pay.
         page.get_by_label("Fixed").check()
         open_tab(page, "Chat")
@@ -91,7 +92,7 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         assert drafted.count() > 5
         lines = drafted.evaluate_all("all => all.map(n => getComputedStyle(n).textDecorationStyle)")
         assert set(lines) == {"wavy"}
-        expect(page.locator("#figures")).to_contain_text("Levels of the stack")
+        expect(page.locator("#figures")).to_contain_text("Draft models")
         chip = page.locator(f'#tokens .chip[data-source="draft:{EVIL}"]')
         expect(chip).to_contain_text("Draft <img")
         chip.click()

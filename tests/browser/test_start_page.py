@@ -73,10 +73,10 @@ def test_a_page_is_there_before_its_model_and_follows_it(opened: Open, hub: Hub)
     page = opened("--model", "someone/tiny")
     expect(page.locator("#header .facts")).to_contain_text("Downloading tiny", timeout=PATIENCE)
     expect(page.locator("#box textarea")).to_have_attribute(
-        "placeholder", "tiny is being loaded. Write already: it will answer as soon as it can."
+        "placeholder", "tiny is loading. Write now; it answers as soon as it is ready."
     )
     send(page, "Tell me a short story about a boat.")
-    expect(page.locator("#proof")).to_contain_text("Waiting until the model is loaded")
+    expect(page.locator("#proof")).to_contain_text("Waiting for the model to load")
     open_tab(page, "Models")
     expect(page.locator("#models-status")).to_contain_text("A model is being loaded")
     hub.sends.set()

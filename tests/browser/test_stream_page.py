@@ -113,7 +113,7 @@ def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
         "response",
         lambda got: sizes.append(len(got.body())) if "/queue/data" in got.url else None,
     )
-    long_answer(page, 1500, "Hierarchy drafting")
+    long_answer(page, 1500, "Databases (hierarchy drafting)")
     early = len(answer(page))
     finished(page)
     assert len(answer(page)) > early

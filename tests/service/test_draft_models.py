@@ -275,7 +275,7 @@ def test_a_model_that_changed_is_not_served_its_old_profile(
     shelf.put("mid", "trained further")
     later = shelf.session(db).stacks
     (notice,) = later.restore()
-    assert "never profiled in this form" in notice and list(later.drafts) == ["small", "mid"]
+    assert "no profile with" in notice and list(later.drafts) == ["small", "mid"]
     assert later.loaded(SAMPLING).profile is None
 
 
@@ -387,7 +387,7 @@ def test_the_chosen_stack_is_loaded_again_at_the_next_start(
     later = shelf.session(db).stacks
     assert later.restore() == [] and list(later.drafts) == ["small", "mid"]
     assert later.spec == "small@3/mid@2"
-    assert ("small alone", "single:small") in later.methods()
+    assert ("Draft model small", "single:small") in later.methods()
     assert "hd+hsd:small@3/mid@2" in dict(map(reversed, later.methods()))  # type: ignore[arg-type]
     other = shelf.session(db).stacks
     assert other.restore(shelf.sources("large")) != [] and list(other.drafts) == ["large"]
@@ -542,7 +542,7 @@ def test_draft_models_start_every_run_with_an_empty_cache(
 def test_a_measurement_puts_times_beside_predictions(session: Session, stacks: Stacks) -> None:
     found = measure(session, Drafting(), "small@5/mid@2")
     titles = [trial.title for trial in found]
-    assert titles[:2] == ["plain", "databases"] and titles[-1] == "databases, then the stack"
+    assert titles[:2] == ["plain", "databases"] and titles[-1] == "databases, then draft models"
     assert "small@5/mid@2" in titles
     assert {title.split("@")[0] for title in titles} >= {"small", "mid"}
     for trial in found:

@@ -387,7 +387,7 @@ def test_what_an_answer_left_open_cannot_be_proved_with_another_model(
     conversation = session.chat.say(OWNER, None, "hello")
     list(session.answering.answer(OWNER, conversation, preferences()))
     told(session, shop.source("two"))
-    with pytest.raises(Exception, match="no answer of this session"):
+    with pytest.raises(Exception, match="no answer to prove"):
         list(session.proofs.prove(OWNER, conversation))
 
 
@@ -781,7 +781,7 @@ def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
         shop.loaders(), load=lambda *a: (waits.wait(), shop.load(*a))[1]
     )
     next(loading)
-    assert "three has to wait" in fails(session, shop.source("three"))
+    assert "three cannot be loaded now" in fails(session, shop.source("three"))
     waits.set()
     list(loading)
     assert session.current.info.name == "two"
@@ -793,7 +793,7 @@ def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
 def test_the_loaded_model_is_not_loaded_again(session: Session, shop: Shop) -> None:
     backend = loaded(session)
     (only,) = told(session, f"{shop.root}/../{shop.root.name}/one.gguf")
-    assert only == Progress(1.0, "one is loaded already, like this.")
+    assert only == Progress(1.0, "one is already loaded with these settings.")
     assert loaded(session) is backend and len(shop.made) == 1
     told(session, shop.source("one"), Runtime(threads=2))
     assert loaded(session) is not backend and session.models.runtime.threads == 2
@@ -801,13 +801,13 @@ def test_the_loaded_model_is_not_loaded_again(session: Session, shop: Shop) -> N
 
 def test_guests_load_nothing(shop: Shop, db: Database) -> None:
     session = shop.session(db, guests=True)
-    with pytest.raises(SettingError, match="others use this app"):
+    with pytest.raises(SettingError, match="others share this app"):
         told(session, shop.source("two"))
     assert session.current.info.name == "one"
 
 
 def test_a_source_without_a_name_is_refused(session: Session) -> None:
-    assert "without a name" in fails(session, "  ")
+    assert "name is empty" in fails(session, "  ")
 
 
 # which there are

@@ -141,7 +141,7 @@ def test_while_it_comes_back_no_other_model_is_loaded(
     with pytest.raises(EngineDied):
         list(engine.generate(Request(prompt=(1, 2))))
     assert reached.wait(10) and session.models.busy.locked()
-    with pytest.raises(ModelError, match="two has to wait"):
+    with pytest.raises(ModelError, match="two cannot be loaded now"):
         told(session, shop.source("two"))
     goes_on.set()
     engine.settle()

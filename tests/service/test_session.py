@@ -467,7 +467,7 @@ def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) ->
     session = Session(Local(backend=toy, loaders=loaders), db)
     conversation, _ = ask(session)
     list(answered(session.engine.load(Load("other")), unknown))
-    with pytest.raises(PromptError, match="no answer of this session"):
+    with pytest.raises(PromptError, match="no answer to prove"):
         list(session.proofs.prove(OWNER, conversation))
 
 

@@ -144,7 +144,7 @@ def test_a_model_that_fails_while_it_is_measured_can_still_be_asked(
     monkeypatch.setattr("engine.loaded.measure_costs", fail)
     session = load(db, toy)
     (notice,) = session.models.notices
-    assert "no room for 64 rows" in notice and "Tree nodes" in notice
+    assert "no room for 64 rows" in notice and "Most drafted tokens" in notice
     assert session.costs.curve is None and stored(db) is None and ask(session)
 
 

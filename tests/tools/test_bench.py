@@ -118,7 +118,7 @@ def test_random_prompts_can_be_measured(capsys: pytest.CaptureFixture[str]) -> N
         (["--prompts", "/nowhere/prompts.jsonl"], "'/nowhere/prompts.jsonl'"),
         (["--model", "/nowhere", "--methods", "plain"], "'/nowhere'"),
         (["--temperature", "9"], "Temperature"),
-        (["--nodes", "999"], "Tree nodes"),
+        (["--nodes", "999"], "Most drafted tokens"),
         (["--budget", "best"], "'best'"),
         (["--max-new-tokens", "0"], "Max tokens"),
         (["--max-new-tokens", "32000"], "no room"),

@@ -319,7 +319,7 @@ def test_a_replay_ends_in_one_json_line(
         (["--traces", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
         (["--statistics", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
         (["--vocabulary", "/nowhere"], "'/nowhere'"),
-        (["--nodes", "999"], "Tree nodes"),
+        (["--nodes", "999"], "Most drafted tokens"),
         (["--tiers", "context,best"], "'best'"),
     ],
 )

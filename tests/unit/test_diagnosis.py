@@ -39,7 +39,7 @@ def test_where_all_is_well_nothing_is_said() -> None:
 def test_where_a_measurement_is_not_what_was_predicted_the_profile_is_in_doubt() -> None:
     found = why(pair(1.0, 1.0), SMALL, RULE, 2 * MS)
     assert found == [
-        "small@4 takes 2 ms per token where 1.6 ms were predicted: the profile was measured on "
+        "small@4 takes 2 ms per token, and 1.6 ms were predicted. The profile was measured on "
         "other text or under another load. Profile again."
     ]
     assert len(why(pair(1.0, 1.0), Plan(), RULE, 4.5 * MS)) == 1, "plain decoding as well"
@@ -50,8 +50,8 @@ def test_a_draft_that_costs_too_much(choice: float, limit: float) -> None:
     first, cause, last = why(pair(0.9, 3.1, 3.9, 1.5, choice), SMALL, RULE)
     assert first.startswith("small@4 takes ") and first.endswith("plain decoding 3.9 ms.")
     assert cause == (
-        "small takes 3.1 ms per token, large alone 3.9 ms: even with all its tokens accepted it "
-        f"would have to take less than {limit:g} ms."
+        "small takes 3.1 ms per token, large alone 3.9 ms. Even if all its tokens were "
+        f"accepted, small would have to take less than {limit:g} ms."
     )
     assert last == "Plain decoding is the fastest here."
     for small, pays in ((limit - 0.01, True), (limit + 0.01, False)):
@@ -61,7 +61,8 @@ def test_a_draft_that_costs_too_much(choice: float, limit: float) -> None:
 def test_a_target_that_verifies_at_too_high_a_cost() -> None:
     _, cause, last = why(pair(1.0, 0.001, 4.0, 4.5), SMALL, RULE)
     assert cause == (
-        "large takes 4 ms per token alone and 8.5 ms to verify one: no draft model can pay."
+        "large takes 4 ms per token alone, and 8.5 ms to check one draft. No draft model can make "
+        "it faster."
     )
     assert last == "Plain decoding is the fastest here."
     assert best(pair(1.0, 1e-9, 4.0, 4.5), RULE) == Plan()
@@ -70,7 +71,8 @@ def test_a_target_that_verifies_at_too_high_a_cost() -> None:
 def test_a_draft_that_is_accepted_too_rarely() -> None:
     _, cause, _ = why(pair(0.2, 2.0), SMALL, RULE)
     assert cause == (
-        "large accepts 20 % of the tokens of small; at 2 ms per token they pay from 50 %."
+        "large accepts 20 % of the tokens of small. These take 2 ms each, so at least 50 % would "
+        "have to be accepted."
     )
     for a, pays in ((0.49, False), (0.51, True)):
         assert (best(pair(a, 2.0), RULE) != Plan()) == pays
@@ -82,8 +84,8 @@ def test_a_batch_that_is_too_long() -> None:
     plan = best(profile, RULE)
     seconds = f"{1000 * latency(profile, plan, RULE):.3g} ms"
     assert cause == (
-        f"small hands up 32 tokens at a time: with {plan.levels[0].batch}, large would take "
-        f"{seconds} per token, and alone 4 ms."
+        f"small drafts 32 tokens at a time. With {plan.levels[0].batch}, large would take "
+        f"{seconds} per token; alone it takes 4 ms."
     )
     assert last == f"The fastest here is {plan}: {seconds}."
 
@@ -93,8 +95,8 @@ def test_databases_whose_rounds_take_longer_than_they_save() -> None:
     profile = family([alone], lambda i, j: ())
     assert why(profile, Plan(databases=True), RULE) == [
         "databases takes 4.8 ms per token, plain decoding 4 ms.",
-        "A round of large with the databases emits 1.25 tokens, and would have to emit 1.50 to "
-        "pay.",
+        "With the databases large gives 1.25 tokens per step. It would need 1.50 to be faster than "
+        "without.",
         "Plain decoding is the fastest here.",
     ]
 
@@ -111,7 +113,7 @@ def test_every_part_of_a_stack_that_does_not_pay_is_named() -> None:
     plan = Plan((StackLevel("small", 4), StackLevel("mid", 2)), databases=True)
     first, cause, last = why(profile, plan, RULE)
     assert first.startswith("databases/small@4/mid@2 takes ")
-    assert re.match(r"large accepts 1 % of the tokens of mid; at 1.\d+ ms per token they", cause)
+    assert re.match(r"large accepts 1 % of the tokens of mid. These take 1.\d+ ms each", cause)
     assert last.startswith("The fastest here is databases/small@")
     nothing = why(profile, plan, "match")
     assert [sentence.split()[0] for sentence in nothing[1:-1]] == ["mid", "large"]
@@ -149,7 +151,7 @@ def test_a_draft_alone_that_does_not_pay_has_one_cause_and_its_numbers_agree() -
             for a, pays in ((needed / 100, True), (needed / 100 - 0.011, False)):
                 same = family(profile.models, lambda i, j, a=a: geometric(a, LONGEST))
                 assert (best(same, RULE) != Plan()) == pays
-    assert seen == {"accepts", "hands", "takes"}
+    assert seen == {"accepts", "drafts", "takes"}
 
 
 def test_a_slow_stack_always_has_a_cause() -> None:
@@ -170,13 +172,13 @@ def test_a_slow_stack_always_has_a_cause() -> None:
 
 
 def test_batches_that_are_longer_than_asked_for_are_named_as_they_are() -> None:
-    """The mid model is asked for one token, and hands up five as it is handed four."""
+    """The mid model is asked for one token, and drafts five as it is given four."""
     models = [model("small", 0.1 * MS), model("mid", 1.0 * MS), model("large", 4 * MS, 0.7 * MS)]
     survival = {(0, 1): [1.0] * 4, (0, 2): [], (1, 2): [0.9, 0.1, 0.0]}
     profile = family(models, lambda i, j: survival[i, j])
     _, cause, _ = why(profile, Plan((StackLevel("small", 4), StackLevel("mid", 1))), RULE)
     assert cause == (
-        "mid hands up 5 tokens at a time: with 1, large would take 2.62 ms per token, and alone "
+        "mid drafts 5 tokens at a time. With 1, large would take 2.62 ms per token; alone it takes "
         "4 ms."
     )
 
@@ -185,4 +187,4 @@ def test_batches_that_are_longer_than_asked_for_are_named_as_they_are() -> None:
 def test_a_choice_that_takes_as_long_as_all_of_a_step_is_a_cost(choice: float) -> None:
     models = [model("small", 1 * MS), model("large", 4 * MS, choice, choice)]
     found = why(family(models, lambda i, j: geometric(0.9)), SMALL, RULE)
-    assert "no draft model can pay" in found[1]
+    assert "No draft model can make it faster" in found[1]

@@ -66,11 +66,11 @@ def test_a_method_without_a_budget_is_the_declared_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "title", "stack", "tiers"),
     [
-        ("hsd", "Draft models, as planned", "", ()),
-        ("hsd:small@8/mid@4", "Stack small@8/mid@4", "small@8/mid@4", ()),
-        ("hsd:databases/a:b@2", "Stack databases/a:b@2", "databases/a:b@2", ()),
-        ("hd+hsd", "Hierarchy drafting, then draft models", "", TIERS),
-        ("hd+hsd:small", "Hierarchy drafting, then stack small", "small", TIERS),
+        ("hsd", "Draft models (HSD)", "", ()),
+        ("hsd:small@8/mid@4", "Draft models small@8/mid@4", "small@8/mid@4", ()),
+        ("hsd:databases/a:b@2", "Draft models databases/a:b@2", "databases/a:b@2", ()),
+        ("hd+hsd", "Databases, then draft models (HD + HSD)", "", TIERS),
+        ("hd+hsd:small", "Databases, then draft models small", "small", TIERS),
         ("single:small@3", "Draft model small@3", "small@3", ()),
     ],
 )

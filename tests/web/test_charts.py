@@ -53,10 +53,10 @@ def test_accepted_lengths() -> None:
 def test_share_by_tier() -> None:
     (bars,) = charts.share_by_tier(RUN).data
     assert dict(zip(bars.x, bars.y, strict=True)) == {
-        "Context": 33.33,
-        "Model": 16.67,
-        "Statistics": 0.0,
-        "Target": 50.0,
+        "This chat": 33.33,
+        "Past answers": 16.67,
+        "General text": 0.0,
+        "The model itself": 50.0,
     }
     assert list(bars.marker.color) == [look.colour for look in INKS.values()]
 
@@ -163,12 +163,12 @@ def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
     ]
     calibration = Calibration(rows)
     lines = {line.name: line for line in charts.worth_of_evidence(calibration).data}
-    context = lines["Context"]
+    context = lines["This chat"]
     assert list(context.x) == [2], "what was hardly met is not shown"
     values = calibration.weights["context"][1].values
     assert context.y[0] == pytest.approx(100 * (3 * values[0] + values[7]) / 4, abs=0.01)
     assert 10 < context.y[0] < 60 and context.customdata[0] == 400
-    assert lines["Model"].line.color == INKS["model"].colour and not lines["Statistics"].x
+    assert lines["Past answers"].line.color == INKS["model"].colour and not lines["General text"].x
 
 
 def test_a_run_is_told_by_the_same_charts_everywhere() -> None:

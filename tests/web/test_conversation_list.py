@@ -344,7 +344,7 @@ def test_nothing_is_said_into_an_answer_that_grows(
     talking.retry(REQUEST, conversation, {}, *values)
     edited = gr.EditData(None, {"index": 0, "value": "x", "previous_value": "hello"})
     talking.rewrite(edited, REQUEST, conversation, {}, *values)
-    assert len(told) == 3 and all("still under way" in words for words in told)
+    assert len(told) == 3 and all("still being answered" in words for words in told)
     assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
         "hello"
     ]

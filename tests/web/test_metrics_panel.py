@@ -39,7 +39,7 @@ def sent(values: dict[str, Any]) -> int:
 def test_an_update_is_small_however_long_the_answer_is() -> None:
     figures = summed(Prefill(900, 0, 0.123), RUN)
     assert figures.tokens == 6000 and {*TIERS, TARGET} == {*figures.share}
-    words = "6,000 tokens from 3,000 forwards · seed 1234567"
+    words = "6,000 tokens in 3,000 steps · seed 1234567"
     values = panel_values(figures, RUN[-30:], ended=words)
     assert values["h"][1] != "–" and sent(values) <= UPDATE
     ribbon = sum(len(one.tokens) for one in RUN[-RIBBON:])
@@ -135,11 +135,11 @@ def run(count: int, plain: float | None, *sources: str, finish: Finish | None = 
     ("steps", "gain", "words"),
     [
         (run(FEWEST - 1, 0.02), "–", "measuring"),
-        (run(FEWEST, 0.0141), "1.00×", "at this pace, 16 plain steps seen"),
-        (run(40, 0.5), "1.00×", "at this pace, 40 plain steps seen"),
-        (run(40, 0.00705), "0.50×", "at this pace, 40 plain steps seen"),
-        (run(40, 0.0282, "model"), "2.00×", "at this pace, 0 plain steps seen"),
-        ([*run(20, 0.03, "model"), step(20)], "2.09×", "at this pace, 1 plain step seen"),
+        (run(FEWEST, 0.0141), "1.00×", "estimated from 16 plain steps"),
+        (run(40, 0.5), "1.00×", "estimated from 40 plain steps"),
+        (run(40, 0.00705), "0.50×", "estimated from 40 plain steps"),
+        (run(40, 0.0282, "model"), "2.00×", "estimated from 0 plain steps"),
+        ([*run(20, 0.03, "model"), step(20)], "2.09×", "estimated from 1 plain step"),
         (run(FEWEST - 1, 0.02, finish="eos"), "–", "press Prove it to measure"),
         (run(40, None, "model"), "–", "press Prove it to measure"),
     ],

@@ -49,8 +49,8 @@ def test_the_facts_of_a_model() -> None:
     [
         (True, None, "as trees"),
         (True, 8, "trees of up to 8 branches"),
-        (True, 1, "as chains"),
-        (False, None, "decodes plainly"),
+        (True, 1, "one after the other"),
+        (False, None, "not possible"),
     ],
 )
 def test_how_drafts_are_verified(can_tree: bool, leaves: int | None, words: str) -> None:
@@ -236,7 +236,7 @@ def test_the_needs_follow_the_settings(handlers: models.Handlers, shop: Shop) ->
     assert "64 to" in need(source, context_length=3)
     assert "cannot be None" in need(source, context_length=None)
     assert "does not tell" in need("strange/x")
-    assert "downloaded when it is loaded" in need("hub/x")
+    assert "Loading it downloads it" in need("hub/x")
     assert "Choose a model" in need(None)
     (card,) = handlers.parts.cards
     assert "fits" in handlers.weigh(source, *values(context_length=64))[card.facts]
@@ -364,7 +364,7 @@ def test_a_family_is_loaded_and_its_drafts_are_offered(
     updates = list(handlers.take(card, card.entry.stack, None, *values(context_length=64)))
     assert any("Downloading small" in update.get(card.place.status, "") for update in updates)
     assert session.stacks.offered == ["hub/x:small.gguf"] and shop.runtimes[-1].context_length == 64
-    assert "The Stack tab offers" in updates[-1][card.place.status] and warned == []
+    assert "in the Stack tab" in updates[-1][card.place.status] and warned == []
 
 
 def test_a_family_that_does_not_fit_is_not_downloaded(
@@ -372,7 +372,7 @@ def test_a_family_that_does_not_fit_is_not_downloaded(
 ) -> None:
     (card,) = handlers.parts.cards
     last(handlers.take(card, (), None, *values()))
-    assert "32.0 KiB of cache" in warned[0] and "Nothing was downloaded" in warned[0]
+    assert "32.0 KiB for the cache" in warned[0] and "Nothing was downloaded" in warned[0]
     assert shop.arrived == set() and session.current.info.name == "one"
 
 

@@ -87,7 +87,7 @@ def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
     assert len(lines) == len(drawn)
     words = [text for line in figure.data if line.text for text in line.text]
     for _, batch in spec:
-        assert any(f"T = {batch} ·" in text for text in words)
+        assert any(f"{batch} at a time ·" in text for text in words)
     vertices = figure.data[-1]
     assert list(vertices.x) == [-1, 0, 1, 2] and "1e+03 ms alone" in vertices.text[-1]
     marked = [width > 0 for width in vertices.marker.line.width]
@@ -155,13 +155,13 @@ def findings(family: Family, spec: str = "", *trials: Trial) -> str:
 
 def test_a_stack_that_pays_is_said_to() -> None:
     words = findings(family_of(profile_of()))
-    assert "The stack pays" in words and "differs" not in words and "<img" not in words
+    assert "Draft models are worth it" in words and "differs" not in words and "<img" not in words
 
 
 def test_a_stack_that_is_slower_is_named_with_its_reason() -> None:
     words = findings(family_of(profile_of(small=0.05)), f"{EVIL}@8")
     assert "Slower than plain" in words and "differs" in words
-    assert "accepts" in words and "Predicted to be the fastest" in words
+    assert "accepts" in words and "Predicted to be fastest" in words
     assert "<img" not in words and "&lt;img" in words
     costly = family_of(profile_of(small=0.9, mid=0.1, seconds=2.0))
     assert "even with all its tokens accepted" in findings(costly, f"{EVIL}@2")
@@ -169,22 +169,25 @@ def test_a_stack_that_is_slower_is_named_with_its_reason() -> None:
 
 def test_where_no_stack_pays_it_says_why_calmly() -> None:
     words = findings(family_of(profile_of(small=0.02, mid=0.02)))
-    assert "No stack pays here" in words and "The databases alone: 800 ms" in words
+    assert "No draft model is worth it here" in words and "The databases alone: 800 ms" in words
     assert words.count("accepts") == 2 and "differs" not in words
     unused = findings(family_of(profile_of()), "databases")
-    assert "No stack is used" in unused and "Predicted to be the fastest" in unused
+    assert "No draft model is used" in unused and "Predicted to be fastest" in unused
     databases = Rounds((0.0, 0.0, 0.0, 1.0), 1.2)
     profile = profile_of(small=0.5, mid=0.02)
     target = replace(profile.target, databases=databases)
     words = findings(family_of(replace(profile, models=(*profile.models[:-1], target))))
-    assert "No stack pays here" in words and "Predicted slower than the databases" in words
+    assert (
+        "No draft model is worth it here" in words
+        and "Predicted slower than the databases" in words
+    )
 
 
 def test_measured_times_are_compared_with_each_other() -> None:
     family = family_of(profile_of())
     spec = f"{EVIL}@4"
     fast = findings(family, spec, trial("plain", 3.0), trial(spec, 2.0))
-    assert "The stack pays" in fast, "all of the machine was slower"
+    assert "Draft models are worth it" in fast, "all of the machine was slower"
     slow = findings(family, spec, trial("plain", 1.0), trial(spec, 1.5))
     assert "Slower than plain" in slow and "Profile again" in slow
 
@@ -197,8 +200,8 @@ def test_output_drift_is_named_and_rejection_is_no_drift() -> None:
     calm = (trial("plain", 1.0), trial("mid@2", 0.5, same=False, must=False))
     assert "Output drift" not in findings(family, "", *calm)
     words = stack_html.outcome(calm)
-    assert "keeps the distribution" in words and "2.00×" in words
-    assert "1 of 1 said the same" in stack_html.outcome((calm[0], trial("mid@2", 0.5)))
+    assert "does not keep the text of a seed" in words and "2.00×" in words
+    assert "1 of 1 gave the text" in stack_html.outcome((calm[0], trial("mid@2", 0.5)))
     assert "Plain decoding was the fastest" in stack_html.outcome([trial("plain", 0.1)])
 
 
@@ -210,12 +213,12 @@ def test_a_plan_that_is_faster_for_nothing_is_not_called_the_fastest() -> None:
 
 def test_plans_are_told_in_words() -> None:
     tell = stack_html.sentence
-    assert tell(Plan(), "toy") == "Nobody drafts for toy."
+    assert tell(Plan(), "toy") == "Nothing drafts for toy."
     assert tell(Plan(databases=True), "toy") == "The databases draft for toy."
     plan = Plan((StackLevel("small", 8), StackLevel("mid", 1)), True)
     assert tell(plan, "toy") == (
-        "The databases draft for small; small hands 8 tokens at a time to mid; mid hands 1 token "
-        "at a time to toy, which verifies them in one forward."
+        "The databases draft for small; small drafts 8 tokens at a time for mid; mid drafts 1 "
+        "token at a time for toy, which checks them in one step."
     )
 
 
@@ -280,12 +283,15 @@ def test_from_loading_to_the_chat(
     given = values(handlers)
     shown = handlers.refresh(ticked, "", *given)
     assert not shown[parts.charts]["visible"] and not shown[parts.use]["interactive"]
-    assert "no draft model" in shown[parts.models] and "Load draft models" in shown[parts.profiled]
+    assert (
+        "drafts loaded</dt><dd>none" in shown[parts.models]
+        and "Load draft models" in shown[parts.profiled]
+    )
     shown = last(handlers.load(ticked, "", *given))
     assert "small, mid" in shown[parts.models] and shown[parts.profile]["interactive"]
-    assert ("small alone", "single:small") in shown[handlers.method]["choices"]
-    assert ("small alone", "single:small") in shown[handlers.compared]["choices"]
-    assert "not profiled" in shown[parts.profiled]
+    assert ("Draft model small", "single:small") in shown[handlers.method]["choices"]
+    assert ("Draft model small", "single:small") in shown[handlers.compared]["choices"]
+    assert "no profile yet" in shown[parts.profiled]
     progress = list(handlers.profile(ticked, "", *given))
     assert "0 %" in progress[0][parts.status] and progress[0][parts.stop]["visible"]
     shown = progress[-1]

@@ -160,7 +160,7 @@ def test_a_page_says_what_is_loaded_and_how_far_that_is_until_it_is(
 
     first, second, *_, last = asyncio.run(watched())
     assert "Loading one …" in first[head] and "No model" not in first[head]
-    assert "a notice" in first[head] and "one is being loaded" in first[box]["placeholder"]
+    assert "a notice" in first[head] and "one is loading" in first[box]["placeholder"]
     assert "Measuring &lt;one&gt; … 40 %" in second[head] and waited not in second
     assert "context" in last[head] and "…" not in last[head] and last[waited] == 1
     assert last[box]["placeholder"] == "Message one"

@@ -67,8 +67,8 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
         assert '<p class="note">llama.cpp&#x27;s fast path &lt;crashes&gt;.</p>' in layout.header(
             session, ()
         )
-        assert ("two plain runs" in compare.idle(session)) is not can_tree
-        assert ("start from nothing" in compare.idle(session)) is can_tree
+        assert ("will be plain" in compare.idle(session)) is not can_tree
+        assert ("start fresh" in compare.idle(session)) is can_tree
 
 
 def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
@@ -134,7 +134,7 @@ def test_rules_of_verification_have_words(controls: settings.Controls) -> None:
         (True, True, "Identical", "verdict same"),
         (True, False, "First difference", "verdict differs"),
         (False, True, "Identical", "verdict same"),
-        (False, False, "keeps the distribution", 'verdict"'),
+        (False, False, "does not keep the text of a seed", 'verdict"'),
     ],
 )
 def test_verdicts_raise_no_false_alarm(
@@ -298,19 +298,19 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
 
 
 def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend) -> None:
-    assert "Demonstration" not in layout.header(session, ())
+    assert "demonstration model" not in layout.header(session, ())
     swap(session, toy, str(EMBEDDED))
-    assert "Demonstration" in layout.header(session, ()) and "Models tab" in layout.header(
+    assert "demonstration model" in layout.header(session, ()) and "Models tab" in layout.header(
         session, ()
     )
     session.guests = True
-    assert "Demonstration" in layout.header(session, ()) and "Models tab" not in layout.header(
+    assert "demonstration model" in layout.header(
         session, ()
-    )
+    ) and "Models tab" not in layout.header(session, ())
 
 
 def test_methods_of_any_time_have_titles(session: Session) -> None:
-    assert title_of("hd") == "Hierarchy drafting" and title_of("magic") == "magic"
+    assert title_of("hd") == "Databases (hierarchy drafting)" and title_of("magic") == "magic"
     assert title_of("single:small") == "Draft model small"
     method = f"hsd:{EVIL}@2"
     trace = Trace("1", None, "chat", "toy", "t", method, 1, 0.1, 1, 0.0, None, None)
@@ -338,7 +338,7 @@ def test_the_cost_line_says_what_was_measured_and_when(session: Session, toy: To
     toy.info = replace(toy.info, device="<b>cuda</b>", threads=4)
     session.costs.save(toy.info, Costs({0: 0.1, 3: 0.2}, 0.0, 0.0, time.time()))
     words = diagnostics.measured(session)
-    assert "float32" in words and "4 threads" in words and "corrected by every answer" in words
+    assert "float32" in words and "4 threads" in words and "has refined it" in words
     assert "<b>" not in words and "&lt;b&gt;cuda" in words
     assert "…" in diagnostics.measured(session, busy=True)
 

@@ -1,4 +1,4 @@
-"""The catalogue's part of the Models tab: a card for every family, and what it would take here."""
+"""The catalogue in the Models tab: a card for every family, with the memory it needs here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +79,8 @@ def check(models: Models, target: Model, runtime: Runtime) -> None:
     need, free = target.need(runtime.context_length, device), models.free(target.source, runtime)
     if need.total > free:
         raise ModelError(
-            f"{target.name} needs {amount(need.total)} ({amount(need.weights)} of weights and "
-            f"{amount(need.cache)} of cache), and {amount(free)} are free on {device}. Nothing was "
-            "downloaded. Choose a smaller model or a shorter context, or close other programs."
+            f"{target.name} needs {amount(need.total)} ({amount(need.weights)} for weights and "
+            f"{amount(need.cache)} for the cache), but {amount(free)} are free on {device}. "
+            "Nothing was downloaded. Choose a smaller model or a shorter context, or close other "
+            "programs."
         )

@@ -58,8 +58,8 @@ def welcome() -> tuple[gr.Column, list[gr.Button]]:
     with gr.Column(elem_classes="empty-state", elem_id="empty") as empty:
         gr.HTML(
             "<h2>Ask something, and watch where each word comes from.</h2>"
-            "<p>Three databases guess ahead; the model checks all guesses at once and keeps "
-            "what it would have said anyway.</p>"
+            "<p>Three databases guess the next words. The model checks all guesses in one step "
+            "and keeps only what it would have said anyway.</p>"
         )
         with gr.Row(elem_classes="examples"):
             examples = [gr.Button(text, size="sm") for text in EXAMPLES]
@@ -174,9 +174,7 @@ class Handlers:
     def alone(self, owner: str, conversation: str | None) -> None:
         """Raises Busy while an answer is under way, which would not know what is said meanwhile."""
         if conversation and self.session.generations.find(owner, conversation):
-            raise Busy(
-                "The answer to the last message is still under way. Wait for its end, or stop it."
-            )
+            raise Busy("The last message is still being answered. Wait for the end, or press Stop.")
 
     def say(
         self,

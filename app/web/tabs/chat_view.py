@@ -1,8 +1,8 @@
-"""The chat's components, and what they show of a conversation: its stored messages, and the stream
-that brings the answer under way (app/web/stream.py).
+"""The chat's components, and how they show a conversation: its stored messages, then the answer
+under way, which arrives as a stream (app/web/stream.py).
 
-A page keeps what it has drawn. `Session.drawn` remembers which messages that are, so that none is
-sent twice; a page that has drawn something else asks for all of it.
+A page keeps what it has drawn. `Session.drawn` remembers which messages these are, so none is sent
+twice. A page that has drawn something else asks for the whole conversation.
 """
 
 from collections.abc import Sequence
@@ -183,7 +183,7 @@ def working(parts: Parts, busy: bool) -> dict[Any, Any]:
 def ending(update: Update) -> str:
     """One line about the answer: how it ended, its seed, what was left out."""
     words = [ENDINGS.get(update.finish or "", "")] if update.finish else []
-    words.append(f"{update.metrics.tokens:,} tokens from {update.metrics.forwards:,} forwards")
+    words.append(f"{update.metrics.tokens:,} tokens in {update.metrics.forwards:,} steps")
     words.append(f"seed {update.seed}")
     if update.dropped:
         words.append(f"{update.dropped} older messages did not fit the context")

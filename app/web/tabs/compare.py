@@ -1,4 +1,4 @@
-"""Compare: one prompt decoded plainly and accelerated, with the same seed and settings."""
+"""Compare: one prompt decoded plainly and with drafts, with the same seed and settings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,27 +53,27 @@ def build(session: Session) -> Parts:
             max_lines=8,
             scale=5,
             elem_id="compare-prompt",
-            info="Sampling settings, seed and system prompt are those of the Settings tab.",
+            info="Sampling, seed and system prompt come from the Settings tab.",
         )
         with gr.Column(scale=3, min_width=280):
             method = gr.Dropdown(
                 choices(session),
                 value="hd",
-                label="Accelerated with",
+                label="Compare plain decoding with",
                 allow_custom_value=True,
                 elem_id="compare-method",
             )
-            repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats, order swapped")
+            repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats")
         with gr.Column(scale=1, min_width=110, elem_classes="go"):
             run = gr.Button("Compare", variant="primary", elem_id="compare")
             stop = gr.Button("Stop", variant="stop", visible=False)
     result = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
     with gr.Row(elem_classes="sides"):
         with gr.Column(min_width=320):
-            plain_head = gr.HTML(head("Plain", None), apply_default_css=False)
+            plain_head = gr.HTML(head("Plain decoding", None), apply_default_css=False)
             plain = token_view(elem_classes="transcript side")
         with gr.Column(min_width=320):
-            fast_head = gr.HTML(head("Accelerated", None), apply_default_css=False)
+            fast_head = gr.HTML(head("With drafts", None), apply_default_css=False)
             fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
     heads, views = (plain_head, fast_head), (plain, fast)
     return Parts(prompt, method, repeats, run, stop, result, heads, views, grid(drawn(None)))
@@ -88,9 +88,10 @@ def idle(session: Session) -> str:
     """What the banner says before the first run."""
     info = session.current.info
     words = (
-        f"{info.note} A comparison then shows two plain runs."
+        f"{info.note} Both runs will be plain."
         if not info.can_tree
-        else "Both runs start from nothing and may not learn from each other."
+        else "Both runs start fresh, and neither learns from the other. Their order is swapped "
+        "from repeat to repeat."
     )
     return f'<div class="verdict">{escape(words)}</div>'
 
@@ -105,7 +106,7 @@ def head(title: str, run: Run | None) -> str:
         (milliseconds(figures.ttft_seconds), "first token"),
         (milliseconds(figures.decode_seconds), "decoding"),
         (milliseconds(figures.seconds), "whole answer"),
-        (f"{figures.mean_acceptance_length:.2f}", "tokens/forward"),
+        (f"{figures.mean_acceptance_length:.2f}", "tokens/step"),
     )
     words = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
     return f'<div class="side-head"><h3>{escape(title)}</h3>{words}</div>'
@@ -114,7 +115,7 @@ def head(title: str, run: Run | None) -> str:
 def banner(session: Session, progress: Progress, repeats: int) -> str:
     """The verdict over all finished repeats; token texts are escaped."""
     if progress.cancelled and not progress.pairs:
-        return '<div class="verdict">Stopped before both runs had ended.</div>'
+        return '<div class="verdict">Stopped before both runs were finished.</div>'
     verdicts = [verdict(session.current.text, plain, fast) for plain, fast in progress.pairs]
     for number, found in enumerate(verdicts, start=1):
         if not found.identical and progress.same_text:

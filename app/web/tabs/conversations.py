@@ -1,4 +1,4 @@
-"""The conversation list: new, search, open, rename, delete after asking, export and import."""
+"""The conversation list: new, search, open, rename, delete (after asking), export and import."""
 
 import json
 from contextlib import suppress
@@ -18,7 +18,7 @@ from storage import imports
 from storage.conversations import Conversation
 
 SHOWN = 300
-"""The list shows so many; the search finds the others. A page with thousands is slow."""
+"""So many are listed, as a page with thousands is slow. The search finds the others."""
 SAVE_FILE = """(text) => {
   if (!text) return;
   const link = document.createElement("a");
@@ -75,7 +75,10 @@ def build() -> Parts:
             name = gr.Textbox(show_label=False, container=False, elem_id="title", scale=4)
             name_save = gr.Button("Save", size="sm", min_width=40, elem_id="title-save")
         with gr.Column(visible=False, elem_classes="asking") as asking:
-            question = gr.HTML("Delete this conversation and all that was learned from it?")
+            question = gr.HTML(
+                "Delete this conversation? What the model learned from its own answers stays, "
+                "until Past answers is emptied in the Databases tab."
+            )
             with gr.Row():
                 yes = gr.Button("Delete", size="sm", variant="stop", min_width=40, elem_id="yes")
                 no = gr.Button("Keep", size="sm", min_width=40, elem_id="no")
@@ -144,8 +147,8 @@ class Handlers:
         if problem or conversation.damaged:
             problem = problem or "They are damaged in the database."
             warn(
-                f"The settings of this conversation cannot be used. {problem} The usual ones are "
-                "shown in their place."
+                f"The settings of this conversation cannot be used. {problem} The default settings "
+                "are shown instead."
             )
         values = self.controls.show(conversation.system_prompt, stored)
         return dict(zip(self.controls.inputs, values, strict=True))

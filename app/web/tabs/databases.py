@@ -1,4 +1,4 @@
-"""Databases: what each tier holds, its best entries as text, and how to empty it."""
+"""Databases: what each of them holds, its best entries as text, and how to empty it."""
 
 from dataclasses import dataclass
 from html import escape
@@ -18,7 +18,7 @@ from storage.contexts import ContextStore
 
 TOP = 40
 WIDE, NO_TEXT = 400, "\ufffd"
-"""Where the best entries are chosen from: pieces of a character are no text to show."""
+"""The best entries are chosen from so many; those that hold part of a character are left out."""
 
 
 @dataclass(slots=True)
@@ -34,22 +34,22 @@ class Parts:
 
 
 def build(tab: gr.Tab) -> Parts:
-    """A card per tier: size, entries, and a way to empty what can be emptied."""
+    """A card per database: size, entries, and a way to empty what can be emptied."""
     cards, tables, wipes, confirms = {}, {}, {}, {}
     with gr.Row(elem_classes="cards"):
         for tier in (CONTEXT, MODEL, STATISTICS):
             with gr.Column(elem_classes="card", min_width=320):
                 cards[tier] = gr.HTML(elem_id=f"tier-{tier}", apply_default_css=False)
                 if tier != STATISTICS:
-                    wipes[tier] = gr.Button(f"Empty the {tier} tier", size="sm")
+                    wipes[tier] = gr.Button(f"Empty {ink(tier).title}", size="sm")
                     with gr.Row(visible=False, elem_classes="asking") as row:
                         yes = gr.Button("Empty it", size="sm", variant="stop", min_width=60)
                         no = gr.Button("Keep it", size="sm", min_width=60)
                     confirms[tier] = (row, yes, no)
                 if tier != CONTEXT:
-                    third = "Answers" if tier == MODEL else "Share"
+                    third = "Seen" if tier == MODEL else "Share"
                     tables[tier] = gr.Dataframe(
-                        headers=["After", "Follows", third],
+                        headers=["After", "Next", third],
                         datatype="str",
                         interactive=False,
                         max_height=420,
@@ -58,18 +58,19 @@ def build(tab: gr.Tab) -> Parts:
                     )
     (worth,) = grid([charts.worth_of_evidence(Calibration())])
     gr.HTML(
-        "<p class='fine'>How much of the probability that is left a tier's evidence takes when it "
-        "is asked, the longest match first. Learned from your answers, emptied with the model "
-        "tier.</p>"
+        "<p class='fine'>A database that finds the last tokens of an answer proposes what came "
+        "next. Strata learns from your answers how much such a match is worth. Emptying "
+        f"{ink(MODEL).title} also resets this.</p>"
     )
     return Parts(tab, cards, tables, wipes, confirms, worth)
 
 
 def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
-    """A tier's name and facts; values that come from files are escaped."""
+    """A database's name and facts; values that come from files are escaped."""
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
-    title = f'<h3><span class="tok k-{tier}">{ink(tier).title} tier</span></h3>'
-    return f"{title}<p>{escape(meaning)}</p><dl>{lines}</dl>"
+    look = ink(tier)
+    name = f'<span class="tok k-{tier}" title="{escape(look.meaning)}">{look.title}</span>'
+    return f"<h3>{name}</h3><p>{escape(meaning)}</p><dl>{lines}</dl>"
 
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
@@ -79,7 +80,7 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
     tokens = store.size(conversation, fingerprint) if conversation else 0
     return card(
         CONTEXT,
-        "Every token of the open conversation, edited-away and regenerated ones included.",
+        "All tokens of the open conversation, also those that were edited or regenerated.",
         [
             ("tokens", f"{tokens:,}"),
             ("on disk", amount(4 * tokens)),
@@ -103,15 +104,15 @@ def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
         ("on disk", amount(store.size_bytes())),
         ("model", session.current.info.name),
     ]
-    return card(MODEL, "What this model said before, in any of your conversations.", facts), rows
+    return card(MODEL, "What this model wrote before, in all your conversations.", facts), rows
 
 
 def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
     """The statistics file for the model's tokenizer."""
-    meaning = "What tends to follow what in large collections of text; read-only."
+    meaning = "What usually comes next in large collections of text. Read-only."
     table = session.current.statistics
     if table is None:
-        facts = [("file", "none for this model's tokenizer; the other tiers work without it")]
+        facts = [("file", "none for this model's tokenizer; the others work without it")]
         return card(STATISTICS, meaning, facts), []
     facts = [("texts", table.meta["title"]), ("file size", amount(table.size_bytes))]
     facts += [
@@ -131,7 +132,7 @@ def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
 
 
 def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserState) -> None:
-    """Read the tiers when the tab opens; empty one after asking."""
+    """Read the databases when the tab opens; empty one after asking."""
 
     def refresh(
         request: gr.Request, conversation: str | None, memory: dict[str, Any] | None

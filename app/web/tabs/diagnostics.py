@@ -1,4 +1,4 @@
-"""Diagnostics: every run of the past, the charts of the one chosen, and what forwards cost here."""
+"""Diagnostics: all past runs, the charts of the chosen one, and what a step costs here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from engine.metrics import summarise
 from engine.types import NO_RUN, Prefill, Run
 from storage.traces import Trace, Traces
 
-HEADERS = ["When", "From", "Method", "Model", "Tokens", "Tokens/s", "Per forward", "Speedup*"]
+HEADERS = ["When", "From", "Method", "Model", "Tokens", "Tokens/s", "Tokens/step", "Speedup*"]
 SHOWN = 200
 COSTS = -1
 """Where the cost curve stands among the charts: last, above the line that says what it is of."""
@@ -60,17 +60,17 @@ def build(tab: gr.Tab, session: Session) -> Parts:
         interactive=False,
         elem_id="runs",
         max_height=360,
-        label="Runs, newest first; click one to see its charts",
+        label="Runs, newest first. Click one to see its charts.",
     )
     gr.HTML(
-        "<p class='fine'>* of whole answers, against plain decoding of the same prompt. It is "
-        "known after Prove it or a comparison, and not told where no draft was accepted.</p>"
+        "<p class='fine'>* Whole answers, compared with plain decoding of the same prompt. Known "
+        "after Prove it or Compare; empty where no draft was accepted.</p>"
     )
     return Parts(tab, table, gr.State([]), gr.State(None), title, plots, costs, again)
 
 
 def drawn(session: Session, runs: list[Trace], run: Run | None) -> list[go.Figure]:
-    """The charts of one run, the history of all, and the costs that the budget follows."""
+    """The charts of one run, the history of all, and the costs by which drafts are sized."""
     return [*charts.of_run(run or NO_RUN), charts.history(runs), cost_figure(session, run)]
 
 
@@ -84,14 +84,14 @@ def measured(session: Session, busy: bool = False) -> str:
     """When the cost curve was measured, and on what."""
     info, costs = session.current.info, session.costs
     if busy:
-        words = "Measuring what a forward costs …"
+        words = "Measuring what a step costs …"
     elif costs.curve is None:
-        words = "What a forward costs was not measured."
+        words = "The cost of a step was not measured."
     else:
         threads = f", {info.threads} threads" if info.threads > 1 else ""
         words = (
-            f"Cost of a forward: measured {datetime.fromtimestamp(costs.measured):%d %b %H:%M} on "
-            f"{info.device}, {info.dtype}{threads}; corrected by every answer since."
+            f"Cost of a step: measured {datetime.fromtimestamp(costs.measured):%d %b %H:%M} on "
+            f"{info.device}, {info.dtype}{threads}. Every answer since has refined it."
         )
     return f"<p class='fine'>{escape(words)}</p>"
 
@@ -118,7 +118,7 @@ def heading(run: Run | None) -> str:
     figures, prompt = summarise(run), run.prefill or Prefill(0, 0)
     return (
         f'<div class="verdict">{escape(title_of(run.method))}: {figures.tokens:,} tokens '
-        f"from {figures.forwards:,} forwards, prompt of {prompt.tokens:,} tokens "
+        f"in {figures.forwards:,} steps, prompt of {prompt.tokens:,} tokens "
         f"({prompt.reused:,} already in the cache).</div>"
     )
 

@@ -1,4 +1,4 @@
-"""Where a model is named, and where it is loaded from: a button, its Stop, how far it is."""
+"""The box to name a model in, and the buttons that load it, with Stop and progress."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Models: the one that is loaded, those that can take its place, and what each will need."""
+"""Models: the loaded one, those that can replace it, and the memory each needs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,9 +28,11 @@ OPEN = {"device": ("cpu", "cuda", "mps"), "dtype": ("float32", "bfloat16", "floa
 """What is offered for settings whose declaration leaves it open."""
 OF_KIND = {
     "transformers": ("device", "dtype"),
-    "llama.cpp": ("gpu_layers", "batch_size", "flash_attention", "cache_type"),
+    "llama.cpp": ("gpu_layers",),
 }
 """The settings that only one kind of model knows."""
+ADVANCED = {"llama.cpp": ("batch_size", "flash_attention", "cache_type")}
+"""Those of them that are rarely changed."""
 OF_ALL = ("context_length", "threads")
 
 
@@ -71,8 +73,8 @@ def build(tab: gr.Tab, session: Session) -> Parts:
 def listing() -> tuple[gr.Radio, gr.Textbox, gr.Button]:
     """The models to choose from, and how to add more."""
     gr.HTML(
-        "<h3>On this machine</h3><p>Add a GGUF file, a folder, which is searched and remembered, "
-        "or a model of Hugging Face: owner/name, owner/name:file.gguf.</p>"
+        "<h3>On this machine</h3><p>Add a GGUF file, a folder or a Hugging Face model "
+        "(owner/name or owner/name:file.gguf). Folders are searched and remembered.</p>"
     )
     choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
     return choice, *build_adding("models")
@@ -96,6 +98,9 @@ def controls(
     for kind, names in OF_KIND.items():
         with gr.Column(elem_classes="card") as groups[kind]:
             pairs(names)
+            if kind in ADVANCED:
+                with gr.Accordion("Advanced", open=False, elem_id="models-advanced"):
+                    pairs(ADVANCED[kind])
     return {item.name: made[item.name] for item in fields(Runtime)}, groups
 
 
@@ -174,7 +179,7 @@ class Handlers:
     def needs(self, source: str | None, values: Sequence[Any]) -> dict[Any, Any]:
         """What the chosen model and the families of the catalogue need with these settings."""
         if source is None:
-            return {self.parts.need: fine("Choose a model to see what it takes.")}
+            return {self.parts.need: fine("Choose a model to see the memory it needs.")}
         try:
             runtime = self.read(values)
             families = catalogue.shown(self.models, self.parts.cards, runtime)
@@ -241,7 +246,7 @@ class Handlers:
 
         def start(runtime: Runtime) -> Iterator[Progress]:
             if not source:
-                raise ModelError("No model is chosen. Choose one of the list first.")
+                raise ModelError("No model is chosen. Choose one from the list first.")
             return self.models.load(source, runtime)
 
         yield from self.work(self.parts.place, start, source, values)
@@ -262,7 +267,7 @@ class Handlers:
             for draft in here:
                 stacks.offer(draft.source)
             if here:
-                words = f"{target.name} is loaded. The Stack tab offers its drafts."
+                words = f"{target.name} is loaded. Its draft models are in the Stack tab."
                 yield Progress(1.0, words)
 
         yield from self.work(card.place, start, source, values)

@@ -1,4 +1,8 @@
-"""Settings: how the next answer is sampled and drafted. Ranges and words come from the engine."""
+"""Settings: how the next answer is sampled and drafted.
+
+Numbers have their ranges and help texts from engine/settings.py. What a chat rarely needs is behind
+"Advanced".
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -8,6 +12,7 @@ import gradio as gr
 
 from app.service.preferences import Preferences
 from app.service.session import Session
+from app.web.colors import ink
 from app.web.wiring import AT_ONCE, owner_of, told
 from engine.errors import StrataError
 from engine.methods import METHODS, method_named
@@ -20,7 +25,7 @@ PRESETS = {
     "Lively": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
 }
 SLIDER_STEPS = 2_000
-"""A range with more steps than this is typed, not dragged."""
+"""A range with more steps than this gets a box to type in, not a slider."""
 DEFAULT_TOKENS = 256
 USUAL_METHOD = "hd"
 FOLLOWING = (*(f.name for f in fields(Sampling) if f.name != "seed"), "max_tokens", "method")
@@ -127,13 +132,13 @@ def control(
 
 
 def build(session: Session) -> Controls:
-    """Three groups: what the model is told, how it samples, how it is accelerated."""
+    """Three groups: instructions, sampling, speed."""
     with gr.Row(elem_classes="cards"):
         with gr.Column(elem_classes="card"):
             gr.HTML("<h3>Instructions</h3>")
             system = gr.Textbox(
                 label="System prompt",
-                info="Sent before the conversation; empty for none.",
+                info="Sent before the conversation. Leave it empty for none.",
                 lines=4,
                 max_lines=12,
             )
@@ -142,7 +147,9 @@ def build(session: Session) -> Controls:
             length = min(DEFAULT_TOKENS, session.current.info.context_length or DEFAULT_TOKENS)
             parts["max_tokens"] = control(Generation, "max_tokens", length)
             parts["stop"] = gr.Textbox(
-                label="Stop strings", info="One per line; the answer ends before them.", lines=2
+                label="Stop strings",
+                info="One per line. The answer ends where one of them would begin.",
+                lines=2,
             )
         with gr.Column(elem_classes="card"):
             gr.HTML("<h3>Sampling</h3>")
@@ -153,11 +160,11 @@ def build(session: Session) -> Controls:
                     parts["fresh_seed"] = gr.Checkbox(
                         True,
                         label="A new seed for each answer",
-                        info="Off: the seed below, so the same question gets the same answer.",
+                        info="Off: the seed below. The same question then gets the same answer.",
                     )
                 value = getattr(session.current.info.sampling, item.name)
                 parts[item.name] = control(Sampling, item.name, value)
-        build_acceleration(session, parts)
+        build_speed(session, parts)
     controls.presets = buttons
     return controls
 
@@ -177,44 +184,51 @@ def usable(session: Session, method: str) -> bool:
     return True
 
 
-def build_acceleration(session: Session, parts: dict[str, gr.components.Component]) -> None:
-    """What drafts, how much, and when a draft is kept."""
+def build_speed(session: Session, parts: dict[str, gr.components.Component]) -> None:
+    """Where drafts come from; behind "Advanced", how many there are and when one is kept."""
     with gr.Column(elem_classes="card"):
         gr.HTML(
-            "<h3>Acceleration</h3><p>None of these can change a word of the answer; the last one "
-            "may, if you let it.</p>"
+            "<h3>Speed</h3><p>Drafts make answers faster. The text stays the same unless you "
+            "choose otherwise under Advanced.</p>"
         )
         parts["method"] = gr.Dropdown(
             methods(session),
             value=USUAL_METHOD,
             label="Method",
-            info="The settings below apply to hierarchy drafting and to single tiers. Draft models "
-            "are loaded and profiled in the Stack tab; a plan can be typed, as hsd:small@8/mid@4.",
+            info="Where drafts come from. Plain decoding uses none. Load draft models in the Stack "
+            "tab, or type a plan such as hsd:small@8/mid@4.",
             allow_custom_value=True,
             elem_id="method",
         )
-        parts["tiers"] = gr.Dropdown(
-            [(name.capitalize(), name) for name in TIERS],
-            value=list(TIERS),
-            multiselect=True,
-            label="Databases, in the order they are asked",
-        )
-        parts["budget"] = gr.Radio(
-            [(name.capitalize(), name) for name in BUDGETS],
-            value=BUDGETS[0],
-            label="Budget",
-            info="Adaptive drafts what pays, by measured costs; fixed fills the tree.",
-        )
-        parts["nodes"] = control(Drafting, "nodes")
-        parts["threshold"] = control(Drafting, "threshold")
-        parts["rule"] = gr.Radio(
-            list(VERIFICATION.items()),
-            value="match",
-            label="Drafts are kept",
-            info="Same text: a draft is kept when it is what the model says itself with this seed. "
-            "Same distribution: by rejection sampling, which keeps more drafts at temperatures "
-            "above 0; every answer is as likely as without drafts, but a seed gives another text.",
-        )
+        with gr.Accordion("Advanced", open=False, elem_id="advanced"):
+            build_advanced(parts)
+
+
+def build_advanced(parts: dict[str, gr.components.Component]) -> None:
+    """What drafting does well without anyone's help."""
+    parts["tiers"] = gr.Dropdown(
+        [(ink(name).title, name) for name in TIERS],
+        value=list(TIERS),
+        multiselect=True,
+        label="Databases",
+        info="They are asked in this order. Remove one to do without it.",
+    )
+    parts["budget"] = gr.Radio(
+        [(name.capitalize(), name) for name in BUDGETS],
+        value=BUDGETS[0],
+        label="Draft size",
+        info="Adaptive drafts as much as pays on this machine. Fixed always drafts the most.",
+    )
+    parts["nodes"] = control(Drafting, "nodes")
+    parts["threshold"] = control(Drafting, "threshold")
+    parts["rule"] = gr.Radio(
+        list(VERIFICATION.items()),
+        value="match",
+        label="What drafts must not change",
+        info="Same text: an answer is exactly what plain decoding gives with the same seed. "
+        "Same distribution: every answer is as likely as with plain decoding, but a seed gives "
+        "another text. It keeps more drafts at temperatures above 0 (rejection sampling).",
+    )
 
 
 def wire(

@@ -1,4 +1,4 @@
-"""Stack: draft models for the target, what they are worth, and which of them to use."""
+"""Stack: draft models for the loaded model, what they gain, and which of them to use."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,14 +72,15 @@ def build(tab: gr.Tab, session: Session) -> Parts:
             spec = gr.Textbox(
                 session.stacks.spec,
                 label="Another plan",
-                info="Smallest model first, with the tokens it hands up: small@8/mid@4. "
-                "databases/ in front lets them draft for the smallest. Empty: the best plan.",
+                info="Smallest model first, each with the tokens it drafts at a time: "
+                "small@8/mid@4. Write databases/ in front to draft for the smallest. Empty: the "
+                "best plan.",
                 elem_id="stack-plan",
             )
             first = gr.Checkbox(
                 False,
-                label="Ask the databases before the stack",
-                info="The stack then drafts where they are not expected to be faster.",
+                label="Ask the databases first",
+                info="Draft models then draft only where the databases are expected to be slower.",
                 elem_id="stack-first",
             )
             use = gr.Button("Use for chat", variant="primary", size="sm", elem_id="stack-use")
@@ -94,8 +95,8 @@ def models_card(session: Session) -> tuple[Any, ...]:
     """Which models there are, what they need, and what is loaded."""
     stacks = session.stacks
     gr.HTML(
-        "<h3>Draft models</h3><p>Smaller models with the target's vocabulary. They draft, the "
-        "target verifies: they cost memory, never a word.</p>",
+        "<h3>Draft models</h3><p>Smaller models with the same vocabulary. They draft and the main "
+        "model checks. They cost memory, but never change a word.</p>",
     )
     candidates = stacks.candidates()
     ticked = gr.CheckboxGroup(
@@ -119,7 +120,7 @@ def followers(parts: Parts) -> list[Any]:
 
 
 def follow(session: Session, parts: Parts) -> dict[Any, Any]:
-    """The draft models on offer for the loaded model, all ticked; what they need is told when the
+    """The draft models on offer for the loaded model, all ticked. What they need is shown when the
     tab opens."""
     offered = session.stacks.offered
     return {
@@ -166,7 +167,7 @@ def bars(
 
 
 def colour(entry: Entry) -> str:
-    """Grey for plain decoding, ink for the databases, the drafts' own hue for the rest."""
+    """Grey for plain decoding, ink for the databases, the draft models' hue for the rest."""
     if entry.gated:
         return INK
     return DRAFT_SHADES[1] if entry.plan and entry.plan.levels else PLAIN
@@ -276,7 +277,7 @@ class Handlers:
             _, preferences = self.controls.read(values)
             sampling = preferences.generation.sampling
             name = self.stacks.choose(spec, sampling, preferences.drafting, first)
-            words = f"The chat drafts with {name} from now on; Settings and Compare offer it."
+            words = f"The chat now drafts with {name}. Settings and Compare offer it too."
             found = {**self.offers(), self.parts.status: stack_html.fine(words)}
             return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
         return {self.parts.status: gr.skip()}

@@ -1,0 +1,91 @@
+"""What people read: plain names on the page, the papers' names in tooltips and brackets only."""
+
+import re
+from collections.abc import Iterator
+
+import gradio as gr
+import pytest
+
+from app.service.session import Session
+from app.web import charts, layout, metrics_panel, stack_charts
+from app.web.colors import INKS
+from app.web.tabs.databases import card
+from engine.backends.toy import ToyBackend
+from engine.drafting.calibration import Calibration
+from engine.local import Local
+from storage.database import Database
+from tests.web.test_tabs import made
+
+ASIDE = re.compile(r"\([^)]*\)|title=\"[^\"]*\"|(?:class|id)=\"[^\"]*\"|<svg.*?</svg>", re.DOTALL)
+PAPERS = re.compile(
+    r"\b(tiers?|forwards?|target|hierarchical|harvest|evidence|hands? up|logits)\b", re.IGNORECASE
+)
+"""Words of the papers, and of the code, that a reader of the page need not know."""
+
+
+@pytest.fixture
+def page(db: Database, toy: ToyBackend) -> gr.Blocks:
+    return made(lambda: layout.build(Session(Local(backend=toy), db)))
+
+
+def texts(page: gr.Blocks) -> Iterator[str]:
+    """Every text of the page's components: labels, explanations, choices, contents."""
+    for block in page.blocks.values():
+        for name in ("label", "info", "placeholder", "value", "html_template"):
+            text = getattr(block, name, None)
+            if isinstance(text, str):
+                yield text
+        yield from (str(title) for title, _ in getattr(block, "choices", None) or ())
+        yield from getattr(block, "headers", None) or ()
+
+
+def of_charts() -> Iterator[str]:
+    figures = [
+        *charts.of_run(()),
+        charts.speedups(()),
+        charts.history(()),
+        charts.cost_curve(None),
+        charts.worth_of_evidence(Calibration()),
+        stack_charts.acceptance(None, "match"),
+        stack_charts.cost_curves(None),
+        stack_charts.hierarchy(None, "match", None),
+        stack_charts.plans(()),
+    ]
+    for figure in figures:
+        shown = figure.layout.to_plotly_json()
+        axes = (part for name, part in shown.items() if "axis" in name)
+        yield from (str(part.get("title", {}).get("text")) for part in (shown, *axes))
+        yield from (str(line.name or "") for line in figure.data)
+
+
+def test_the_page_speaks_plainly(page: gr.Blocks) -> None:
+    found = [*texts(page), *of_charts()]
+    assert len(found) > 150
+    assert [text for text in found if PAPERS.search(ASIDE.sub("", text))] == []
+
+
+def test_sources_have_plain_names_and_the_papers_ones_in_their_tooltips() -> None:
+    titles = [look.title for look in INKS.values()]
+    assert titles == ["This chat", "Past answers", "General text", "The model itself"]
+    panel, database = metrics_panel.template(), card("context", "", [])
+    for source, look in INKS.items():
+        assert source in look.meaning
+        assert f'title="{look.meaning}">{look.title}</span>' in panel
+    assert f'title="{INKS["context"].meaning}">This chat</span>' in database
+
+
+def test_settings_that_a_chat_rarely_needs_are_behind_advanced(page: gr.Blocks) -> None:
+    (advanced,) = (b for b in page.blocks.values() if b.elem_id == "advanced")
+    assert isinstance(advanced, gr.Accordion) and not advanced.open
+    behind = {str(getattr(part, "label", "")) for part in parts(advanced)}
+    tab = next(b for b in page.blocks.values() if isinstance(b, gr.Tab) and b.label == "Settings")
+    front = {str(getattr(part, "label", "")) for part in parts(tab)} - behind
+    assert {"Databases", "Draft size", "Most drafted tokens", "Least probability"} <= behind
+    assert {"System prompt", "Max tokens", "Temperature", "Seed", "Method"} <= front
+
+
+def parts(block: gr.blocks.Block) -> Iterator[gr.blocks.Block]:
+    """All that stands in a block."""
+    for child in getattr(block, "children", ()):
+        yield child
+        yield from parts(child)
