@@ -28,18 +28,27 @@ WORDS = "#7c8aa5"
 AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
 
 
-def framed(title: str, x: str, y: str) -> go.Figure:
-    """An empty figure with the house's frame."""
+def framed(title: str, x: str, y: str, legend: bool = False) -> go.Figure:
+    """An empty figure with the house's frame; a legend stands below the title."""
     figure = go.Figure()
     figure.update_layout(
         template="none",
-        title={"text": title, "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
+        title={
+            "text": title,
+            "font": {"size": 14},
+            "x": 0.01,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 14},
+        },
         font={"family": FONT, "size": 12, "color": WORDS},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         height=HEIGHT,
-        margin={"l": 48, "r": 16, "t": 44, "b": 44},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        margin={"l": 48, "r": 16, "t": 70 if legend else 44, "b": 44},
+        showlegend=legend,
+        legend={"orientation": "h", "y": 1.01, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         hoverlabel={"font": {"family": FONT}},
         bargap=0.25,
     )
@@ -81,7 +90,7 @@ def tokens_over_time(
     accelerated: Run, plain: Run = NO_RUN, title: str = "Tokens over time"
 ) -> go.Figure:
     """Tokens emitted against decoding time; each accelerated step in its main source's colour."""
-    figure = framed(title, "seconds of decoding", "tokens")
+    figure = framed(title, "seconds of decoding", "tokens", True)
     for name, steps in (("plain", plain.steps), ("accelerated", accelerated.steps)):
         if not steps:
             continue
@@ -114,7 +123,6 @@ def accepted_lengths(run: Run) -> go.Figure:
         colours = [PLAIN if n == 1 else INK for n in x]
         figure.add_bar(x=x, y=[lengths.get(n, 0) for n in x], marker={"color": colours})
         figure.update_xaxes(dtick=1 if longest <= 16 else None)
-    figure.update_layout(showlegend=False)
     return figure
 
 
@@ -131,7 +139,6 @@ def share_by_tier(run: Run) -> go.Figure:
         textposition="outside",
         cliponaxis=False,
     )
-    figure.update_layout(showlegend=False)
     return figure
 
 
@@ -153,7 +160,6 @@ def rate_by_depth(run: Run) -> go.Figure:
         line={"color": INK, "width": 2},
         hovertemplate="position %{x}: %{customdata[0]} of %{customdata[1]}<extra></extra>",
     )
-    figure.update_layout(showlegend=False)
     return figure
 
 
@@ -175,7 +181,7 @@ def tier_rates(run: Run) -> go.Figure:
             name=name,
             marker={"color": colours, "opacity": 0.35 if name == "drafted" else 1.0},
         )
-    figure.update_layout(barmode="group", showlegend=False)
+    figure.update_layout(barmode="group")
     return figure
 
 
@@ -198,13 +204,12 @@ def speedups(values: Sequence[float | None], whole: float | None = None) -> go.F
     if whole is not None:
         figure.add_hline(y=whole, line={"color": INK, "width": 1.5})
     figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
-    figure.update_layout(showlegend=False)
     return figure
 
 
 def history(runs: Sequence[Trace]) -> go.Figure:
     """Decode speed of past runs, oldest first."""
-    figure = framed("Speed of past runs", "run", "tokens per second")
+    figure = framed("Speed of past runs", "run", "tokens per second", True)
     known = [run for run in reversed(runs) if run.decode_seconds and run.emitted_tokens]
     known = known[-POINTS:]
     for kind, drafted, colour in (("accelerated", True, INK), ("plain", False, PLAIN)):
@@ -223,7 +228,7 @@ def history(runs: Sequence[Trace]) -> go.Figure:
 
 def cost_curve(curve: CostCurve | None, run: Run = NO_RUN) -> go.Figure:
     """Time of a step by the tokens it verifies, and behind it how many a run really drafted."""
-    figure = framed("What a step costs, and how much was drafted", "drafted tokens", "steps")
+    figure = framed("What a step costs, and how much was drafted", "drafted tokens", "steps", True)
     figure.update_layout(
         yaxis={"side": "right", "showgrid": False},
         yaxis2={"title": "ms per step", "overlaying": "y", "rangemode": "tozero", **AXIS},
@@ -269,7 +274,7 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
 
     A point is the mean over all strengths of such a match, weighted by how often each was met.
     """
-    figure = framed("How much a match is trusted", "tokens matched", "% trusted")
+    figure = framed("How much a match is trusted", "tokens matched", "% trusted", True)
     for tier, lengths in calibration.weights.items():
         met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
         shown = [length for length in met if met[length] >= 1]

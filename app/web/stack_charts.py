@@ -104,7 +104,7 @@ def told(profile: Profile, below: int, above: int, rule: Rule) -> str:
 
 def cost_curves(profile: Profile | None) -> go.Figure:
     """The time of a step of each model, by the tokens that it verifies."""
-    figure = framed("Time to check drafts", "drafted tokens", "ms (logarithmic)")
+    figure = framed("Time to check drafts", "drafted tokens", "ms (logarithmic)", True)
     figure.update_yaxes(type="log", rangemode="normal", dtick="D2")
     if profile is None:
         return figure
@@ -125,7 +125,7 @@ def cost_curves(profile: Profile | None) -> go.Figure:
 def hierarchy(profile: Profile | None, rule: Rule, plan: Plan | None) -> go.Figure:
     """Models as vertices, the best batch between any two as edges, and the plan as a thick path."""
     figure = framed("Which model drafts for which; the thick path is the plan", "", "")
-    figure.update_layout(showlegend=False, hovermode="closest", height=TALL)
+    figure.update_layout(hovermode="closest", height=TALL)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, rangemode="normal")
     if profile is None:
@@ -242,7 +242,7 @@ def draw_vertices(
 
 def plans(bars: Sequence[Bar]) -> go.Figure:
     """Milliseconds per token of every plan: predicted from the profile, and as it was measured."""
-    figure = framed("Predicted and measured time", "ms per token", "")
+    figure = framed("Predicted and measured time", "ms per token", "", True)
     titles = [plain_text(bar.title) for bar in bars]
     for name in ("measured", "predicted"):
         values = [bar.measured if name == "measured" else bar.predicted for bar in bars]

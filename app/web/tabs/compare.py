@@ -40,6 +40,7 @@ class Parts:
     verdict: gr.HTML
     heads: tuple[gr.HTML, gr.HTML]
     views: tuple[gr.HTML, gr.HTML]
+    charts: gr.Column
     plots: list[gr.Plot]
 
 
@@ -75,8 +76,10 @@ def build(session: Session) -> Parts:
         with gr.Column(min_width=320):
             fast_head = gr.HTML(head("With drafts", None), apply_default_css=False)
             fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
+    with gr.Column(visible=False) as charted:
+        plots = grid(drawn(None))
     heads, views = (plain_head, fast_head), (plain, fast)
-    return Parts(prompt, method, repeats, run, stop, result, heads, views, grid(drawn(None)))
+    return Parts(prompt, method, repeats, run, stop, result, heads, views, charted, plots)
 
 
 def choices(session: Session) -> list[tuple[str, str]]:
@@ -191,6 +194,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
                     shown = updates(progress, int(repeats))
                     if finished and progress.pairs:
                         shown |= dict(zip(parts.plots, drawn(progress), strict=True))
+                        shown[parts.charts] = gr.update(visible=True)
                     yield shown
         except Cancelled:
             yield {parts.verdict: idle(session)}
@@ -202,7 +206,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
     def stop(request: gr.Request, memory: dict[str, Any] | None) -> None:
         session.runs.stop(owner_of(session, memory, request), "")
 
-    shown_by_run = [parts.verdict, *parts.heads, *parts.views, *parts.plots]
+    shown_by_run = [parts.verdict, *parts.heads, *parts.views, parts.charts, *parts.plots]
     outputs = [parts.run, parts.stop, *shown_by_run]
     inputs = [parts.prompt, parts.method, parts.repeats, memory, *controls.inputs]
     parts.run.click(run, inputs, outputs, **AT_ONCE)

@@ -118,8 +118,8 @@ def heading(run: Run | None) -> str:
     figures, prompt = summarise(run), run.prefill or Prefill(0, 0)
     return (
         f'<div class="verdict">{escape(title_of(run.method))}: {figures.tokens:,} tokens '
-        f"in {figures.forwards:,} steps, prompt of {prompt.tokens:,} tokens "
-        f"({prompt.reused:,} already in the cache).</div>"
+        f"in {figures.forwards:,} steps. The prompt had {prompt.tokens:,} tokens, "
+        f"{prompt.reused:,} of them from the cache.</div>"
     )
 
 
