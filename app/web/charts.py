@@ -47,7 +47,7 @@ def framed(title: str, x: str, y: str, legend: bool = False) -> go.Figure:
         plot_bgcolor="rgba(0,0,0,0)",
         height=HEIGHT,
         margin={"l": 48, "r": 16, "t": 70 if legend else 44, "b": 44},
-        showlegend=legend,
+        showlegend=None if legend else False,
         legend={"orientation": "h", "y": 1.01, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         hoverlabel={"font": {"family": FONT}},
         bargap=0.25,
@@ -91,13 +91,13 @@ def tokens_over_time(
 ) -> go.Figure:
     """Tokens emitted against decoding time; each accelerated step in its main source's colour."""
     figure = framed(title, "seconds of decoding", "tokens", True)
-    for name, steps in (("plain", plain.steps), ("accelerated", accelerated.steps)):
+    for name, steps in (("plain", plain.steps), ("with drafts", accelerated.steps)):
         if not steps:
             continue
         seconds = list(accumulate(step.seconds for step in steps))
         tokens = list(accumulate(len(step.tokens) for step in steps))
         shown = thinned(len(steps))
-        fast = name == "accelerated"
+        fast = name == "with drafts"
         figure.add_scatter(
             x=[0.0, *(seconds[i] for i in shown)],
             y=[0, *(tokens[i] for i in shown)],
@@ -160,6 +160,7 @@ def rate_by_depth(run: Run) -> go.Figure:
         line={"color": INK, "width": 2},
         hovertemplate="position %{x}: %{customdata[0]} of %{customdata[1]}<extra></extra>",
     )
+    figure.update_xaxes(dtick=1 if len(depths) <= 16 else None)
     return figure
 
 
@@ -212,7 +213,7 @@ def history(runs: Sequence[Trace]) -> go.Figure:
     figure = framed("Speed of past runs", "run", "tokens per second", True)
     known = [run for run in reversed(runs) if run.decode_seconds and run.emitted_tokens]
     known = known[-POINTS:]
-    for kind, drafted, colour in (("accelerated", True, INK), ("plain", False, PLAIN)):
+    for kind, drafted, colour in (("with drafts", True, INK), ("plain", False, PLAIN)):
         points = [(i, r) for i, r in enumerate(known, 1) if (r.method != "plain") == drafted]
         figure.add_scatter(
             x=[i for i, _ in points],

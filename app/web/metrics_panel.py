@@ -35,6 +35,13 @@ NO_GAIN = "no draft was accepted, so there is no gain"
 """Why a speedup that was measured is not told (engine/compare.py)."""
 RIBBON = 64
 """The latest steps, which the ribbon shows."""
+EXPLAINED = {
+    "share": "share of the answer's tokens",
+    "accepted": "accepted tokens / drafted tokens",
+    "look-up": "time per step to look for drafts",
+    "steps": "forwards of this draft model",
+}
+"""Tooltips of the tables' titles."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DASH = "–"
 
@@ -73,9 +80,9 @@ def template() -> str:
         f'<div class="panel"><div class="figures">{figures}</div>'
         "<section><h4>Where the tokens came from</h4>"
         f'<div class="bar shares" aria-hidden="true">{shares}</div>'
-        + table("sources", ("source", "share", "accepted / drafted", "look-up"), rows())
+        + table("sources", ("source", "share", "accepted", "look-up"), rows())
         + "</section><section hidden><h4>Draft models</h4>"
-        + table("levels", ("model", "steps", "accepted / drafted for it"), "")
+        + table("levels", ("model", "steps", "accepted"), "")
         + '</section><section><h4>Time per step</h4><div class="bar times" aria-hidden="true">'
         f'{times}</div><div class="stages">{words}</div></section>'
         '<section><h4>Latest steps</h4><div class="ribbon" role="img" aria-label="One column per '
@@ -94,7 +101,9 @@ def figure(slot: str, title: str, note: str, kind: str = "") -> str:
 
 def table(kind: str, titles: Sequence[str], body: str) -> str:
     """A table with a line of titles."""
-    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    head = "".join(
+        f'<th scope="col" title="{EXPLAINED.get(title, "")}">{title}</th>' for title in titles
+    )
     return (
         f'<table class="tiers {kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     )

@@ -38,7 +38,7 @@ RUN = run_of(
 def test_tokens_over_time() -> None:
     figure = charts.tokens_over_time(RUN, run_of(step(i, [TARGET]) for i in range(6)))
     plain, fast = figure.data
-    assert (plain.name, fast.name) == ("plain", "accelerated")
+    assert (plain.name, fast.name) == ("plain", "with drafts")
     assert list(fast.y) == [0, 1, 4, 6] and list(plain.y) == list(range(7))
     assert list(fast.x) == pytest.approx([0, 0.01, 0.02, 0.03])
     colours = [PLAIN, PLAIN, INKS["context"].colour, INKS["model"].colour]
