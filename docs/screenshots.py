@@ -1,7 +1,8 @@
 """`python docs/screenshots.py`: the pictures of the README, taken from the running program.
 
-Starts the program with an empty data directory, talks to it, and saves docs/images. Needs Chromium
-on the PATH. Nothing is arranged: the figures in the pictures are the ones of that run.
+Starts the program with an empty data directory, talks to it, and saves docs/images. Then the moving
+picture is made (docs/moving_picture.py). Needs Chromium on the PATH. Nothing is arranged: the
+figures in the pictures are the ones of that run.
 """
 
 import re
@@ -48,7 +49,8 @@ def main() -> int:
         finally:
             program.terminate()
             program.wait(20)
-    return 0
+    # In a process of its own: it brings the engine along.
+    return subprocess.run([sys.executable, "docs/moving_picture.py"], cwd=ROOT).returncode
 
 
 def tour(page: Page, address: str) -> None:
@@ -102,6 +104,7 @@ def stack(page: Page) -> None:
     page.click("#stack-use")
     expect(page.locator("#stack-status")).to_contain_text("small@2/mid@2")
     page.get_by_role("tab", name="Settings").click()
+    page.locator("#advanced button").first.click()
     # On a model this small a stack does not pay: without the measured budget it drafts anyway.
     page.get_by_label("Fixed").check()
     page.get_by_role("tab", name="Chat").click()
@@ -114,7 +117,7 @@ def models(page: Page) -> None:
     """The demonstration model as a GGUF file in the place of the folder; by day and by night."""
     open_models(page)
     page.locator("#models-choice label", has_text="llama.cpp").click()
-    expect(page.get_by_text("Cache type", exact=True)).to_be_visible()
+    expect(page.get_by_text("GPU layers", exact=True)).to_be_visible()
     page.click("#models-load")
     expect(page.locator("#models-status")).to_contain_text("is loaded", timeout=PATIENCE)
     page.mouse.move(0, 0)
