@@ -110,10 +110,10 @@ def spoken(session: Session, owner: str, method: str) -> list[Said]:
     """All messages in one conversation, as somebody new has it: nothing is known of the past."""
     conversation, clock, found = None, 0.0, list[Said]()
     for seed, message in enumerate(PROMPTS):
-        generation = Generation(replace(session.info.sampling, seed=seed), DEFAULT_TOKENS)
+        generation = Generation(replace(session.current.info.sampling, seed=seed), DEFAULT_TOKENS)
         preferences = Preferences(generation, method, fresh_seed=False)
-        conversation = session.say(owner, conversation, message)
-        updates = session.answer(owner, conversation, preferences)
+        conversation = session.chat.say(owner, conversation, message)
+        updates = session.answering.answer(owner, conversation, preferences)
         last = [update for update in updates if isinstance(update, Update)][-1]
         found.append(timed(message, last, clock))
         clock = found[-1].end
