@@ -111,8 +111,8 @@ class Method:
         loaded or not profiled."""
         if family is None or not family.drafts or self.stack is None:
             raise SettingError(
-                f"The method {self.name!r} needs draft models, and none is loaded. Choose them in "
-                "the Stack tab, or choose hierarchy drafting."
+                f"The method {self.name!r} needs draft models, and none is loaded. Load them in "
+                'the Stack tab, or choose the method "Databases" in the Settings tab.'
             )
         plan = family.plan(self.stack, self.drafting.rule)
         family.check(plan)

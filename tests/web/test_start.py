@@ -77,7 +77,9 @@ def test_what_is_said_meanwhile_is_stored_and_answered(start: Start) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
     items = session.answering.answer(OWNER, conversation, preferences())
     first = next(items)
-    assert first == Waiting(1, loading=True) and "Waiting for the model to load" in waiting_line(first)
+    assert first == Waiting(1, loading=True) and "Waiting for the model to load" in waiting_line(
+        first
+    )
     assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
         "hello there"
     ]
