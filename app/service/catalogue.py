@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from assets import ASSETS
 from engine.errors import ModelError
@@ -106,7 +105,7 @@ def entries() -> tuple[Entry, ...]:
     return parse(found)
 
 
-def parse(found: Any) -> tuple[Entry, ...]:
+def parse(found: object) -> tuple[Entry, ...]:
     """The entries of a parsed file. Raises ModelError, which names the entry and what is wrong."""
     read = tuple(entry(Fields(value, "an entry")) for value in items(found, "the file"))
     names = [each.name for each in read]
@@ -121,13 +120,13 @@ def parse(found: Any) -> tuple[Entry, ...]:
 class Fields:
     """The named values of one object in the file; each is read once, none may be left over."""
 
-    def __init__(self, values: Any, where: str) -> None:
+    def __init__(self, values: object, where: str) -> None:
         if not isinstance(values, Mapping):
             raise unusable(f"{where} is {values!r}, not an object")
         self.values = dict(values)
         self.where = f"{where} ({self.values['name']!r})" if "name" in self.values else where
 
-    def take(self, name: str) -> Any:
+    def take(self, name: str) -> object:
         """The value of that name, of whatever kind."""
         if name not in self.values:
             raise unusable(f"{self.where} has no {name!r}")
@@ -154,7 +153,7 @@ class Fields:
             raise unusable(f"{name!r} of {self.where} is {value!r}, not a whole number from 1")
         return value
 
-    def items(self, name: str) -> Sequence[Any]:
+    def items(self, name: str) -> Sequence[object]:
         """A list."""
         return items(self.take(name), f"{name!r} of {self.where}")
 
@@ -164,7 +163,7 @@ class Fields:
             raise unusable(f"{self.where} has the unknown name {name!r}")
 
 
-def items(value: Any, where: str) -> Sequence[Any]:
+def items(value: object, where: str) -> Sequence[object]:
     """A list of the file."""
     if not isinstance(value, list):
         raise unusable(f"{where} is {value!r}, not a list")

@@ -7,7 +7,7 @@ answer.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from app.service.families import Families, Family
 from app.service.runs import Runs
@@ -28,6 +28,7 @@ from engine.streams import Stream
 from storage.database import Database
 from storage.profiles import ProfileStore
 
+T = TypeVar("T")
 Fetch = Callable[[str], None]
 ABSENT = "Not on this machine yet. Loading it downloads it."
 
@@ -281,7 +282,7 @@ class Stacks:
         wanted = profile, sampling, drafting, chosen.strip(), texts, tokens
         yield from self.long(lambda: self.engine.trials(*wanted), "measurement")
 
-    def long(self, begin: Callable[[], Stream[Any]], what: str) -> Iterator[float]:
+    def long(self, begin: Callable[[], Stream[T]], what: str) -> Iterator[float]:
         """The shares of a long piece of work; what comes of it is kept here. An error of the
         libraries below becomes one that says what it ended."""
         with self.runs.begin(OWNER, "") as run, run.stop.start(begin) as stream:

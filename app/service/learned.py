@@ -9,8 +9,8 @@ a wipe is not stored after it: nothing comes back.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
+from app.service.notices import Notices
 from engine.engine import StoredPastAnswers
 from engine.types import CalibrationRow
 from storage.calibrations import CalibrationStore
@@ -23,16 +23,11 @@ SLACK = 1.1
 
 
 class PastAnswersStore:
-    """The stored pasts of all owners; `keep(owner, write)` does what may fail, `forget(owner)` has
-    the engine forget."""
+    """The stored pasts of all owners; `notices` tell what failed, `forget(owner)` has the engine
+    forget."""
 
-    def __init__(
-        self,
-        database: Database,
-        keep: Callable[[str, Callable[[], Any]], Any],
-        forget: Callable[[str], None],
-    ) -> None:
-        self.database, self.keep, self.forget = database, keep, forget
+    def __init__(self, database: Database, notices: Notices, forget: Callable[[str], None]) -> None:
+        self.database, self.notices, self.forget = database, notices, forget
         self.wiped: Counter[str] = Counter()
         """How often each owner's past was wiped: who reads it before a past is recalled can tell
         whether that past is still there."""
@@ -50,8 +45,8 @@ class PastAnswersStore:
 
     def recall(self, owner: str, fingerprint: str) -> StoredPastAnswers:
         """All that is stored of an owner with a model."""
-        grams = self.keep(owner, lambda: list(self.ngrams(owner, fingerprint).load())) or ()
-        rows = self.keep(owner, lambda: self.calibrations(owner, fingerprint).load())
+        grams = self.notices.keep(owner, lambda: list(self.ngrams(owner, fingerprint).load())) or ()
+        rows = self.notices.keep(owner, lambda: self.calibrations(owner, fingerprint).load())
         if rows is None:
             self.unread.add((owner, fingerprint))
         else:
@@ -64,7 +59,7 @@ class PastAnswersStore:
         """Store an answer's n-grams, unless the past was wiped since it began."""
         with self.lock:
             if self.wiped[owner] == wiped:
-                self.keep(owner, lambda: self.ngrams(owner, fingerprint).learn(grams))
+                self.notices.keep(owner, lambda: self.ngrams(owner, fingerprint).learn(grams))
 
     def save(
         self, owner: str, fingerprint: str, wiped: int, rows: Sequence[CalibrationRow]
@@ -72,13 +67,15 @@ class PastAnswersStore:
         """Store the calibration after an answer, unless the past was wiped since it began."""
         with self.lock:
             if self.wiped[owner] == wiped and (owner, fingerprint) not in self.unread:
-                self.keep(owner, lambda: self.calibrations(owner, fingerprint).save(list(rows)))
+                self.notices.keep(
+                    owner, lambda: self.calibrations(owner, fingerprint).save(list(rows))
+                )
 
     def prune(self, owner: str, fingerprint: str, size: int) -> None:
         """Keep n-grams, of which there are `size`, within their number."""
         if size > MODEL_GRAMS * SLACK:
             with self.lock:
-                self.keep(owner, lambda: self.ngrams(owner, fingerprint).prune(MODEL_GRAMS))
+                self.notices.keep(owner, lambda: self.ngrams(owner, fingerprint).prune(MODEL_GRAMS))
                 self.forget(owner)
 
     def wipe(self, owner: str, fingerprint: str) -> None:

@@ -362,6 +362,7 @@ def drafts_beside(source: str) -> list[str]:
 
 def size_of(source: str) -> int:
     """Bytes of a model's weights on disk; 0 where they are not on this machine."""
+    # Imported here, as it brings the hub's library along, which takes long to start.
     from engine.models.sources import SPLIT, located
 
     path = Path(located(source) or "nowhere")

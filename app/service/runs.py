@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from engine.queue import before_it_began
 from engine.streams import Stream
@@ -22,12 +22,19 @@ HUNG_SECONDS = 30.0
 will."""
 
 
+class Stoppable(Protocol):
+    """A piece of the engine's work."""
+
+    def stop(self) -> None:
+        """Have it end."""
+
+
 class Stop:
     """Ends one run: whatever the engine does for it, and what only asks whether it is set."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
-        self.streams: list[Stream[Any]] = []
+        self.streams: list[Stoppable] = []
         self.lock = threading.Lock()
 
     def set(self) -> None:

@@ -56,7 +56,7 @@ class Session:
         self.notices = Notices()
         self.current = Current(engine, folders, coming)
         self.past_answers = PastAnswersStore(
-            database, self.notices.keep, partial(engine.forget, past=True)
+            database, self.notices, partial(engine.forget, past=True)
         )
         self.costs = Costs(engine, database)
         self.stores = Stores(engine, database, self.notices, self.past_answers, self.costs)
