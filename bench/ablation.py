@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import combinations, permutations
-from typing import Any
 
 from bench.measure import measure
 from bench.options import (
+    Record,
     add_method_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> None:
     print_record(record)
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """Print the table."""
     print(
         f"{headline(record)}\n"

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log
-from typing import Any
 
 import numpy as np
 
+from bench.options import Record
 from engine.backends.base import Backend
 from engine.decode import never
 from engine.sampling import COLDEST, gumbel
@@ -32,7 +32,7 @@ class Divergence:
     position: int
     gap: float | None
 
-    def mapping(self) -> dict[str, Any]:
+    def mapping(self) -> Record:
         """As JSON values."""
         return asdict(self)
 

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 from assets import ASSETS
 from bench.options import (
     SHORT,
+    Record,
     add_method_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
             "process": partial(through, remote),
         }
         found = measure(ways, methods, prompts, generation, options.repeats)
-    record: dict[str, Any] = {"model": Path(source).name, "prompts": len(prompts)}
+    record: Record = {"model": Path(source).name, "prompts": len(prompts)}
     record["methods"] = {name: figures(rows) for name, rows in found.items()}
     show(record)
     print_record(record, options.save)
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
 def load(engine: Engine, wanted: Load, costs: Costs | None) -> None:
     """Load the model, with what its forwards are known to cost."""
 
-    def reply(asked: Any) -> Any:
+    def reply(asked: WantedCosts) -> Costs | None:
         return costs if isinstance(asked, WantedCosts) else unknown(asked)
 
     for _ in answered(engine.load(wanted), reply):
@@ -127,7 +127,7 @@ def through(
     return told(answered(engine.generate(request), unknown), start)
 
 
-def told(events: Iterator[Any], start: float) -> tuple[Run, float]:
+def told(events: Iterator[object], start: float) -> tuple[Run, float]:
     """What the events of a run come to."""
     run = collected(NO_RUN, (e for e in events if isinstance(e, Prefill | Step | Learned)))
     return run, perf_counter() - start
@@ -173,7 +173,7 @@ def measure(
     return found
 
 
-def figures(rows: list[Row]) -> dict[str, Any]:
+def figures(rows: list[Row]) -> Record:
     """One method's speeds in every way, and over the direct one; the median over prompts."""
 
     def speeds(way: str, own: bool = False) -> list[float]:
@@ -182,7 +182,7 @@ def figures(rows: list[Row]) -> dict[str, Any]:
 
     said = [(row["direct"].tokens[0], row[way].tokens) for row in rows for way in WAYS]
     same = all(tokens == first for first, repeats in said for tokens in repeats)
-    result: dict[str, Any] = {"identical": same}
+    result: Record = {"identical": same}
     for way in WAYS:
         seen, own = speeds(way), speeds(way, own=True)
         result[way] = {
@@ -193,7 +193,7 @@ def figures(rows: list[Row]) -> dict[str, Any]:
     return result
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """Print the table."""
     print(f"{record['model']}, {record['prompts']} prompts; tokens/s as the caller sees them\n")
     print(f"{'method':10}{'way':10}{'tok/s':>8}{'engine':>8}{'over direct':>13}  same text")

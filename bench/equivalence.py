@@ -7,12 +7,12 @@ logits by little, and in tokens only where the original nearly ties.
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from bench.options import Record
 from bench.prompts import PROMPTS, cut_prompt, read_prompts
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
@@ -66,7 +66,7 @@ class Comparison:
             and self.largest_gap <= NEAR_TIE[self.dtype]
         )
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Record:
         """What the JSON line says of it."""
         first = asdict(self.divergences[0]) if self.divergences else None
         return {
@@ -118,7 +118,7 @@ def compare(
 
 def verify(
     original: TransformersBackend, inflated: TransformersBackend, options: argparse.Namespace
-) -> dict[str, Any]:
+) -> Record:
     """Compare, and say whether the model may be used in the original's place.
 
     That also takes another fingerprint, so that what was learned is kept apart, and the same

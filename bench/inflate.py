@@ -31,11 +31,16 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
 from bench.equivalence import verify
-from bench.options import EMBEDDED
-from bench.shape import SHAPES, Shape, check_fits
+from bench.options import (
+    EMBEDDED,
+    Record,
+)
+from bench.shape import SHAPES, Config, Shape, check_fits
 from engine.errors import ModelError, SettingError
 from engine.models.load_transformers import DTYPES, load_transformers
 
+Model = Any
+"""A model of the transformers library, whose parts are made when it is."""
 AXES = {
     "embed_tokens": ("vocabulary", "hidden"),
     "q_proj": ("heads", "hidden"),
@@ -66,7 +71,7 @@ SHARD = 2_000_000_000
 """Bytes per weight file, which is also what is held in memory beside the original."""
 
 
-def inflated_config(config: Any, shape: Shape) -> Any:
+def inflated_config(config: Config, shape: Shape) -> Config:
     """The config of the inflated model; eps shrinks with the mean square of the padded stream."""
     check_fits(config, shape)
     new = deepcopy(config)
@@ -78,23 +83,23 @@ def inflated_config(config: Any, shape: Shape) -> Any:
     return new
 
 
-def head_size(config: Any) -> int:
+def head_size(config: Config) -> int:
     """The size of one head, which rotary positions depend on."""
     size: int = getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
     return size
 
 
-def skeleton(config: Any, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+def skeleton(config: Config, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Every weight of a model of this config, without its data; tied ones once."""
     with torch.device("meta"):
-        model: Any = LlamaForCausalLM(config)
+        model: Model = LlamaForCausalLM(config)
     state = model.to(dtype).state_dict()
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
     return dict(state)
 
 
-def places(config: Any, shape: Shape) -> dict[str, torch.Tensor]:
+def places(config: Config, shape: Shape) -> dict[str, torch.Tensor]:
     """Where the original's entries go, per kind of axis.
 
     All go to the front, except that an attention head goes to the kv head it reads: the groups of
@@ -114,7 +119,7 @@ def places(config: Any, shape: Shape) -> dict[str, torch.Tensor]:
 
 
 def inflated_weights(
-    model: Any, shape: Shape, names: Sequence[str], seed: int
+    model: Model, shape: Shape, names: Sequence[str], seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The named weights of the inflated model in the original's dtype, made one at a time.
 
@@ -142,7 +147,7 @@ def inflated_weights(
         yield name, weight
 
 
-def inflate(model: Any, shape: Shape, seed: int = 0) -> tuple[Any, dict[str, torch.Tensor]]:
+def inflate(model: Model, shape: Shape, seed: int = 0) -> tuple[Model, dict[str, torch.Tensor]]:
     """The config and the weights of a larger model with the function of `model`.
 
     Raises SettingError when the model does not fit into the shape.
@@ -151,7 +156,7 @@ def inflate(model: Any, shape: Shape, seed: int = 0) -> tuple[Any, dict[str, tor
     return config, dict(inflated_weights(model, shape, list(skeleton(config)), seed))
 
 
-def rounded(model: Any, bits: int) -> None:
+def rounded(model: Model, bits: int) -> None:
     """Round every matrix of a model to `bits` bits, in groups of GROUP with a common scale.
 
     What a quantised copy says, which is nearly the same: a draft model of high acceptance. Written
@@ -168,7 +173,7 @@ def rounded(model: Any, bits: int) -> None:
             weight.data = (levels * scale).reshape(weight.shape).to(weight.dtype)
 
 
-def write(model: Any, shape: Shape, source: Path, output: Path, seed: int) -> None:
+def write(model: Model, shape: Shape, source: Path, output: Path, seed: int) -> None:
     """Write the inflated model to the folder `output`, which appears only when it is complete.
 
     One shard is held at a time, and the config comes last: not even a killed run leaves a folder
@@ -301,7 +306,7 @@ def run(options: argparse.Namespace) -> None:
         )
 
 
-def sizes(config: Any, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+def sizes(config: Config, shape: Shape, dtype: torch.dtype) -> Record:
     """The figures that follow from the shape; `zeros` is the part of the weights that are zero."""
     new = inflated_config(config, shape)
     weights, original = skeleton(new), skeleton(config)
@@ -319,7 +324,7 @@ def sizes(config: Any, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def report(figures: dict[str, Any], old: Shape, new: Shape) -> None:
+def report(figures: Record, old: Shape, new: Shape) -> None:
     """Print the table and the JSON line."""
     print(
         f"{figures['model']}: {figures['parameters'] / 1e6:,.1f} M parameters "

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any
 
 from tqdm import tqdm
 
 from bench.drafts import add_draft_arguments, load_family
 from bench.options import (
+    Record,
     add_method_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -182,7 +182,7 @@ def live_speedup(run: Run) -> float:
     return (plain + prompt) / figures.seconds
 
 
-def show(record: dict[str, Any], rows: Sequence[Row]) -> None:
+def show(record: Record, rows: Sequence[Row]) -> None:
     """Print the table."""
     print(
         f"{headline(record)}\n{record['method']}, up to {record['max_new_tokens']} tokens, "

@@ -145,7 +145,7 @@ class LlamaPeer:
 
     def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
         """One run of the generator from an empty cache."""
-        llama: Any = self.llama
+        llama: Any = self.llama  # its annotations do not say what it takes
         llama.reset()
         llama.forwards = 0
         sampler = keyed(generation.sampling, len(prompt))
@@ -172,7 +172,7 @@ def keyed(sampling: Sampling, start: int) -> LogitsProcessorList | None:
         return None
     positions = count(start)
 
-    def noised(_: Any, logits: Floats) -> Floats:
+    def noised(_: object, logits: Floats) -> Floats:
         scores = warp(logits, sampling)
         scores += gumbel(sampling.seed, next(positions), logits.size)
         return scores

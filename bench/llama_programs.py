@@ -16,11 +16,12 @@ from http.client import HTTPConnection, HTTPException
 from tempfile import TemporaryFile
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import llama_cpp
 
 from bench.llama_peers import DRAFTED, SEEDS, Gguf, temperature_of
+from bench.options import Record
 from bench.peer import LOOKUP, SERVER, Reply, paced
 from engine.errors import ModelError, SettingError
 from engine.settings import Generation
@@ -182,7 +183,7 @@ class ServerPeer:
         self.process = None
         self.asked.clear()
 
-    def request(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    def request(self, method: str, path: str, body: Record | None = None) -> tuple[int, bytes]:
         """Ask the server: the status and what it answers. No proxy of the system takes part."""
         connection = HTTPConnection(HOST, self.port)
         try:

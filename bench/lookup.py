@@ -26,11 +26,12 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.options import Record
 from engine.errors import SettingError
 from storage.statistics import CACHED, FOLLOWERS, KEY_SIZE, StatisticsTable
 from storage.statistics_build import build
@@ -116,7 +117,7 @@ def growth(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-def built(path: Path, ngrams: int, seed: int) -> dict[str, Any]:
+def built(path: Path, ngrams: int, seed: int) -> Record:
     """Build a file of about so many n-grams; returns what that took."""
     documents = Source(seed).documents(round(ngrams * TOKENS_PER_NGRAM), text=0)
     before = memory("VmRSS")
@@ -153,7 +154,7 @@ def keys_in_use(keys: int, seed: int) -> list[tuple[int, ...]]:
     return order
 
 
-def look_ups(path: Path, keys: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+def look_ups(path: Path, keys: Sequence[tuple[int, ...]]) -> Record:
     """Ask an opened table for all keys, twice; returns times in microseconds, and the memory."""
     before = memory("VmRSS")
     table = StatisticsTable(path)
@@ -211,7 +212,7 @@ def alone(work: Callable[[], Result]) -> Result:
         ) from error
 
 
-def asked_alone(path: Path, keys: int, seed: int) -> dict[str, Any]:
+def asked_alone(path: Path, keys: int, seed: int) -> Record:
     """The look-ups, with keys made on the spot."""
     return look_ups(path, keys_in_use(keys, seed))
 
@@ -257,7 +258,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"\n{json.dumps(record)}")
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """Print the tables."""
     print(
         f"Random text, vocabulary {record['vocabulary']:,}, seed {record['seed']}, "

@@ -25,6 +25,8 @@ from engine.settings import CACHE_TYPES, FLASH_ATTENTION, Generation, Runtime, S
 from engine.types import STATISTICS
 from storage.statistics import StatisticsTable, find_table
 
+Record = dict[str, Any]
+"""A report or a part of one, as JSON values by their names: what its last line holds."""
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 SHORT = {"embedded": EMBEDDED, "embedded-gguf": EMBEDDED.with_suffix(".gguf")}
 """Models that come along, by their short names."""
@@ -147,7 +149,7 @@ def generation_of(options: argparse.Namespace) -> Generation:
     return Generation(sampling, max_tokens=options.max_new_tokens)
 
 
-def conditions(backend: Backend, options: argparse.Namespace) -> dict[str, Any]:
+def conditions(backend: Backend, options: argparse.Namespace) -> Record:
     """What was measured, where and when. Paths are left out, file names stay.
 
     `dtype` is how the weights are stored, "float32" or "Q4_K_M".
@@ -173,7 +175,7 @@ def conditions(backend: Backend, options: argparse.Namespace) -> dict[str, Any]:
 def machine_of(device: str) -> str:
     """The name of what computes on a device: a GPU's, or the kind of processor."""
     if device != "cpu":
-        import torch
+        import torch  # late, as it takes seconds
 
         if torch.cuda.is_available():
             return str(torch.cuda.get_device_name())
@@ -191,7 +193,7 @@ def headline(record: Mapping[str, Any]) -> str:
     )
 
 
-def print_record(record: dict[str, Any], save: Path | None = None) -> None:
+def print_record(record: Record, save: Path | None = None) -> None:
     """End a report: the JSON line last, and in a file as well where one is named."""
     line = json.dumps(record)
     print(f"\n{line}")

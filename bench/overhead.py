@@ -21,6 +21,7 @@ from tqdm import tqdm
 from bench.measure import measure
 from bench.options import (
     LLAMA_CPP,
+    Record,
     add_method_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -129,12 +130,12 @@ def clocked_decode() -> Iterator[list[float]]:
 
     A GPU's forward goes on behind the call, so its end is waited for inside of it.
     """
-    import llama_cpp
+    import llama_cpp  # late, as it may be missing where no GGUF file is measured
 
     library: Any = llama_cpp
     decode, spent = library.llama_decode, []
 
-    def clocked(context: Any, batch: Any) -> int:
+    def clocked(context: object, batch: object) -> int:
         start = perf_counter()
         code = int(decode(context, batch))
         library.llama_synchronize(context)
@@ -176,7 +177,7 @@ def figures(steps: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """Print the tables."""
     print(f"{headline(record)}\n")
     print(f"{'nodes':>5}{'step ms':>10}{'llama_decode ms':>18}{'overhead ms':>14}{'quartile':>10}")

@@ -26,18 +26,34 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import psutil
+
+from app.service.preferences import Preferences
+from app.service.session import Session
 from assets import ASSETS
-from bench.options import add_save_argument, check_save, print_record, source_of
+from bench.options import (
+    Record,
+    add_save_argument,
+    check_save,
+    print_record,
+    source_of,
+)
 from engine.errors import SettingError
+from engine.local import Local
 from engine.methods import METHODS
+from engine.remote import Remote
 from engine.settings import Generation, Runtime, Sampling
 from storage.conversations import Conversations
 from storage.database import Database
+from storage.statistics import open_table
 from storage.traces import Trace, Traces
+
+if TYPE_CHECKING:  # it may be missing
+    from playwright.sync_api import Browser, Page
 
 ROOT = ASSETS.parent
 OWNER = "local"
@@ -167,7 +183,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
+def chromium() -> Iterator["Browser"]:
     """The browser of this system. Raises SettingError where something of it is missing."""
     try:
         from playwright.sync_api import sync_playwright
@@ -220,8 +236,6 @@ class Program:
 
     def taken(self) -> Shares:
         """Seconds so far: of all pages of our browser, of the program, of its own children."""
-        import psutil
-
         ours = psutil.Process()
         server = psutil.Process(self.process.pid)
         engine = set(server.children(recursive=True))
@@ -230,20 +244,16 @@ class Program:
         return Shares(*(sum(map(seconds_of, each)) for each in (pages, [server], engine)))
 
 
-def words_of(process: Any) -> list[str]:
+def words_of(process: psutil.Process) -> list[str]:
     """The command line of a process; nothing of one that has ended."""
-    import psutil
-
     try:
         return list(process.cmdline())
     except psutil.Error:
         return []
 
 
-def seconds_of(process: Any) -> float:
+def seconds_of(process: psutil.Process) -> float:
     """Processor time of a process; none of one that has ended."""
-    import psutil
-
     try:
         times = process.cpu_times()
     except psutil.Error:
@@ -251,7 +261,7 @@ def seconds_of(process: Any) -> float:
     return float(times.user + times.system)
 
 
-def starts(browser: Any, options: argparse.Namespace, place: Path) -> dict[str, Any]:
+def starts(browser: "Browser", options: argparse.Namespace, place: Path) -> Record:
     """Medians over several starts: to the first reply, to a page that is drawn, to the model."""
     replies, drawn, loaded, work = [], [], [], []
     for number in range(options.starts):
@@ -285,14 +295,14 @@ def reply(url: str) -> None:
             time.sleep(0.02)
 
 
-def wait_for_model(page: Any) -> None:
+def wait_for_model(page: "Page") -> None:
     """Until the page shows what it says of a loaded model."""
     page.locator("#header .facts", has_text="context").wait_for(timeout=PATIENCE_MS)
 
 
 def measured(
-    browser: Any, program: Program, options: argparse.Namespace, alone: Path
-) -> dict[str, Any]:
+    browser: "Browser", program: Program, options: argparse.Namespace, alone: Path
+) -> Record:
     """All that is measured with one program: answers in both ways, long ones, and rest."""
     asked = asked_of(options)
     page = browser.new_page(viewport={"width": 1440, "height": 900})
@@ -358,7 +368,7 @@ def fresh(store: Conversations, title: str, tokens: int, seed: int) -> str:
     return found.id
 
 
-def stream(page: Any, program: Program, database: Database, title: str, text: str) -> Streamed:
+def stream(page: "Page", program: Program, database: Database, title: str, text: str) -> Streamed:
     """Ask on the page, in the conversation of that title, and count until the answer ends."""
     page.locator("#conversations label", has_text=title).first.click()
     page.wait_for_timeout(3000)
@@ -380,7 +390,7 @@ def stream(page: Any, program: Program, database: Database, title: str, text: st
     return Streamed(done.emitted_tokens, speed(done), seconds, shares, sum(received), long_tasks)
 
 
-def size_of(data: dict[str, Any]) -> int:
+def size_of(data: Record) -> int:
     """Bytes of a piece of a response as it came over the wire, where the browser tells them."""
     return int(data.get("encodedDataLength") or data["dataLength"])
 
@@ -439,12 +449,6 @@ class Alone:
 
 def answer_alone(pipe: Connection, folder: Path, source: str, threads: int) -> None:
     """The process of `Alone`: answers conversations as the program does, without serving a page."""
-    from app.service.preferences import Preferences
-    from app.service.session import Session
-    from engine.local import Local
-    from engine.remote import Remote
-    from storage.statistics import open_table
-
     engine = Remote(partial(Local, partial(open_table, [ASSETS / "statistics"])))
     with closing(engine), Database(folder / "strata.db") as database:
         session = Session(engine, database, folders=[ASSETS / "statistics"])
@@ -464,7 +468,7 @@ def figures(
     alone: Sequence[tuple[float, float]],
     long: Sequence[Streamed],
     rest: Shares,
-) -> dict[str, Any]:
+) -> Record:
     """Medians over the answers; of those at length, the longest. `alone` are the tokens per second
     of the same answers without a page, and the seconds they took."""
     pairs = list(zip(answers, alone, strict=True))
@@ -491,7 +495,7 @@ def figures(
     }
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """Each figure beside its bar, then what explains them."""
     print(
         f"{record['model']}, {record['threads']} threads, {record['machine']}, "

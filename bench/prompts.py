@@ -72,10 +72,12 @@ def random_prompts(backend: Backend, limit: int, skip: int = 0) -> list[list[int
 
 
 def added_tokens(backend: Any) -> set[int]:
-    """The tokens that are no pieces of text, as each kind of vocabulary marks them."""
+    """The tokens that are no pieces of text, as each kind of vocabulary marks them. A backend is
+    asked for what its own kind alone has."""
     if backend.info.kind == TRANSFORMERS:
         return {*backend.tokenizer.all_special_ids, *backend.tokenizer.added_tokens_decoder}
     if backend.info.kind == LLAMA_CPP:
+        # Imported here, as it may be missing where the model is none of its own.
         from llama_cpp import LLAMA_TOKEN_ATTR_BYTE, LLAMA_TOKEN_ATTR_NORMAL
 
         text = LLAMA_TOKEN_ATTR_BYTE | LLAMA_TOKEN_ATTR_NORMAL

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from tqdm import tqdm
 
 from bench import suffix
+from bench.options import Record
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
@@ -95,7 +96,7 @@ class GgufVocabulary:
     """The tokenizer of a GGUF file, its weights left out."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        try:  # one of the two libraries is enough, so each is imported by who needs it
             from llama_cpp import Llama
         except ImportError as error:
             raise ModelError(
@@ -120,7 +121,7 @@ class FolderVocabulary:
     """The tokenizer in a folder, as the transformers library loads it."""
 
     def __init__(self, path: Path) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # late, as it takes seconds
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
@@ -331,7 +332,7 @@ def report(
     )
     heads = ("nodes", f"first {FIRST}", f"all {count}", "expected", "draft ms")
     print(f"\n{'drafter':34}" + "".join(f"{head:>11}" for head in heads))
-    figures: dict[str, Any] = {}
+    figures: Record = {}
     for title, result in results.items():
         first, all_ = result.first.figures(), result.all.figures()
         figures[title] = {"first": first, "all": all_}

@@ -9,6 +9,9 @@ from engine.errors import SettingError
 LARGEST = 65_536
 """No number of a shape is larger: more is a slip, and torch would not say so."""
 
+Config = Any
+"""A configuration of the transformers library, which declares none of what is read here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -21,7 +24,7 @@ class Shape:
     layers: int
 
     @classmethod
-    def of(cls, config: Any) -> "Shape":
+    def of(cls, config: Config) -> "Shape":
         """The shape a model's config declares."""
         return cls(
             config.hidden_size,
@@ -58,7 +61,7 @@ SHAPES = {
 """For a hidden size of 256 and heads of 64. The last is Llama 2 7B but for its vocabulary."""
 
 
-def check_fits(config: Any, shape: Shape) -> None:
+def check_fits(config: Config, shape: Shape) -> None:
     """Raise SettingError unless a model of this config can be written into that shape."""
     kind = config.model_type
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):

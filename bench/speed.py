@@ -20,12 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 from bench.divergence import divergences
 from bench.drafts import add_draft_arguments, load_family
 from bench.measure import Result, is_adaptive, measure
 from bench.options import (
+    Record,
     add_method_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -126,7 +126,7 @@ def speed(results: Sequence[Result], decode_only: bool = False) -> float:
     return sum(result.length for result in results) / sum(times)
 
 
-def summary(name: str, results: dict[str, list[Result]], temperature: float) -> dict[str, Any]:
+def summary(name: str, results: dict[str, list[Result]], temperature: float) -> Record:
     """One method's figures against the fastest way to decode without drafts.
 
     `over_best_peer` is against the fastest of the peers that draft.
@@ -177,11 +177,11 @@ def gained(
     return ratio if is_peer(name) else gain(ratio, 1.0, accepted)
 
 
-def step_figures(own: Sequence[Result]) -> dict[str, Any]:
+def step_figures(own: Sequence[Result]) -> Record:
     """What one method's forwards gave; what its steps cost, where they are ours."""
     metrics = [result.metrics for result in own if result.metrics]
     tokens, forwards = sum(r.length for r in own), sum(r.forwards for r in own)
-    figures: dict[str, Any] = {"mean_acceptance_length": tokens / (forwards or 1)}
+    figures: Record = {"mean_acceptance_length": tokens / (forwards or 1)}
     if not metrics:
         return figures
     decode = sum(m.decode_seconds for m in metrics)
@@ -204,7 +204,7 @@ def step_figures(own: Sequence[Result]) -> dict[str, Any]:
 
 def add_gaps(
     backend: Backend,
-    figures: dict[str, dict[str, Any]],
+    figures: dict[str, Record],
     results: dict[str, list[Result]],
     prompts: Sequence[list[int]],
     sampling: Sampling,
@@ -241,7 +241,7 @@ def categories(
         yield category, {name: gained(name, own, base) for name, own in chosen.items()}
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """Print the tables."""
     methods = record["methods"]
     wide = max(14, *(len(name) + 2 for name in methods))
@@ -292,7 +292,7 @@ def times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
 
 
-def verdict(figures: dict[str, Any]) -> str:
+def verdict(figures: Record) -> str:
     """Whether a method said what plain decoding said, in a few words."""
     if figures["identical"] is None:
         return "-"

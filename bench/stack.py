@@ -14,11 +14,11 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from statistics import median
-from typing import Any
 
 from bench.drafts import add_draft_arguments, load_family
 from bench.measure import Result, measure
 from bench.options import (
+    Record,
     add_method_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
 
 def figures(
     profile: Profile, plans: dict[str, Plan], results: dict[str, list[Result]], rule: Rule
-) -> dict[str, Any]:
+) -> Record:
     """What was predicted and what came of it."""
     measured = {name: seconds_per_token(own) for name, own in results.items()}
     predicted = {name: latency(profile, plan, rule) for name, plan in plans.items()}
@@ -150,7 +150,7 @@ def seconds_per_token(own: Sequence[Result]) -> float:
     return sum(median(r.decode_seconds) for r in own) / sum(r.length for r in own)
 
 
-def show(record: dict[str, Any], profile: Profile) -> None:
+def show(record: Record, profile: Profile) -> None:
     """Print the tables."""
     print(
         f"{headline(record)}\nwith {', '.join(record['drafts'])}; {record['prompts']} prompts, "

@@ -2,7 +2,8 @@
 
 The format's own library writes it in float16; llama.cpp then quantizes it, where another type is
 asked for. Rotary pairs are neighbours in llama.cpp and halves apart in transformers, so the rows of
-the query and key projections change places.
+the query and key projections change places. Both libraries may be missing, so they are imported
+where they are needed.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +19,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 
-from bench.shape import Shape, check_fits
+from bench.shape import Config, Shape, check_fits
 from engine.errors import ModelError, SettingError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 FLOAT16 = "F16"
 
@@ -92,7 +96,7 @@ def write(folder: Path, file: Path) -> None:
     """Write a model in float16. Raises ModelError for another architecture or tokenizer."""
     import gguf
 
-    config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    config: Config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     check_fits(config, Shape.of(config))
     writer = gguf.GGUFWriter(file, "llama")
     describe(writer, config, folder.resolve().name)
@@ -106,7 +110,7 @@ def write(folder: Path, file: Path) -> None:
     writer.close()
 
 
-def describe(writer: Any, config: Any, name: str) -> None:
+def describe(writer: "GGUFWriter", config: Config, name: str) -> None:
     """The header's part about the shape."""
     size = config.head_dim or config.hidden_size // config.num_attention_heads
     writer.add_name(name)
@@ -125,7 +129,7 @@ def describe(writer: Any, config: Any, name: str) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def add_tokenizer(writer: Any, folder: Path) -> None:
+def add_tokenizer(writer: "GGUFWriter", folder: Path) -> None:
     """The header's part about tokens. Raises ModelError unless they are byte-level BPE."""
     import gguf
 
@@ -150,7 +154,7 @@ def add_tokenizer(writer: Any, folder: Path) -> None:
     writer.add_chat_template(tokenizer.chat_template)
 
 
-def add_sampler(writer: Any, folder: Path) -> None:
+def add_sampler(writer: "GGUFWriter", folder: Path) -> None:
     """The header's part about recommended settings, where the model has some."""
     path = folder / "generation_config.json"
     values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -165,7 +169,7 @@ def add_sampler(writer: Any, folder: Path) -> None:
             add(values[name])
 
 
-def tensors(folder: Path, config: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+def tensors(folder: Path, config: Config) -> Iterator[tuple[str, NDArray[Any]]]:
     """Every weight by its name in GGUF files; norms stay in float32."""
     import gguf
     from safetensors import safe_open

@@ -50,7 +50,8 @@ def load_assistant(source: str, target: TransformersBackend) -> TransformersBack
 
 
 class GeneratePeer:
-    """A way to call `generate()`: `settings` are its arguments beside the sampler's."""
+    """A way to call `generate()`: `settings` are its arguments beside the sampler's, of many
+    types."""
 
     def __init__(
         self, name: str, backend: TransformersBackend, settings: Mapping[str, Any]

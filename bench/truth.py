@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from app.service.comparison import Progress, Proof
 from app.service.preferences import Preferences
@@ -21,6 +20,7 @@ from app.service.session import Session
 from assets import ASSETS
 from bench.options import (
     SHORT,
+    Record,
     add_model_arguments,
     add_sampling_arguments,
     add_save_argument,
@@ -89,7 +89,7 @@ def heated(generation: Generation) -> Generation:
 
 def measured(
     session: Session, owner: str, text: str, preferences: Preferences, repeats: int
-) -> dict[str, Any]:
+) -> Record:
     """One prompt: what the panel shows, what a proof says, what a comparison says."""
     conversation = session.chat.say(owner, None, text)
     *_, last = session.answering.answer(owner, conversation, preferences)
@@ -108,7 +108,7 @@ def measured(
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[Record]) -> Record:
     """How far the live figures and the proofs are from the comparisons."""
     return {
         "live_off": [off(row["live"], row["compare"]) for row in rows],
@@ -122,7 +122,7 @@ def off(said: float | None, true: float | None) -> float | None:
     return None if said is None else said / (true or 1.0) - 1.0
 
 
-def show_row(row: dict[str, Any], number: int) -> None:
+def show_row(row: Record, number: int) -> None:
     """Print one prompt."""
     if number == 0:
         print(
@@ -148,7 +148,7 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:+.0f} %"
 
 
-def show(record: dict[str, Any]) -> None:
+def show(record: Record) -> None:
     """Print the outcome."""
     for name, bar in (("live", NEAR), ("proof", NEAR)):
         found = [abs(value) for value in record[f"{name}_off"] if value is not None]
