@@ -19,10 +19,10 @@ class Held:
     """A coroutine that polls, run so that it does not: where it would only let others go first
     (`asyncio.sleep(0)`), it is held until `work` is set."""
 
-    def __init__(self, polling: Coroutine[Any, Any, None], work: asyncio.Event) -> None:
+    def __init__(self, polling: Coroutine[object, None, None], work: asyncio.Event) -> None:
         self.polling, self.work = polling, work
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[object, None, None]:
         try:
             for waited in self.polling.__await__():
                 # A sleep of no length waits for nothing, anything else waits for a future.
@@ -36,7 +36,8 @@ class Held:
 
 
 class EventQueue(queueing.Queue):
-    """See the module's docstring. What is done with events is as Gradio does it."""
+    """See the module's docstring. What is done with events is as Gradio does it: its methods take
+    whatever those of Gradio take."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

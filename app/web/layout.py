@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from html import escape
-from typing import Any
 
 import gradio as gr
 
@@ -24,7 +23,7 @@ from app.web.tabs import (
     stack,
 )
 from app.web.tabs.loading import UPDATE_SECONDS
-from app.web.wiring import AT_ONCE
+from app.web.wiring import AT_ONCE, Event, Memory, Updates
 from assets import ASSETS
 from engine.settings import Sampling
 
@@ -186,9 +185,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
                     tiers = databases.build(tab)
             with gr.Tab("Settings"):
                 controls = settings.build(session)
-        refresh, open_, showing = conversations.wire(
-            session, shelf, talk, controls, current, memory
-        )
+        refresh, opening = conversations.wire(session, shelf, talk, controls, current, memory)
         chat.wire(session, talk, controls, current, memory, refresh)
         compare.wire(session, pair, controls, memory)
         diagnostics.wire(session, runs, memory)
@@ -200,7 +197,6 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             stack.wire(session, drafts, controls, pair.method, keep)
             loaded.then(*models.wire(session, choice, follow), **AT_ONCE)
             databases.wire(session, tiers, current, memory)
-        opening = (open_, [shelf.list, memory], showing)
         wait = waiting(session, head, notices, talk.box, waited)
         wire_page(session, blocks, memory, current, (follow, refresh, opening, wait))
         for once in (RESTORE_THEME, STOP_CLOCKS):
@@ -220,7 +216,7 @@ def following(
     controls: settings.Controls,
     drafts: stack.Parts | None,
     current: gr.State,
-) -> tuple[Any, ...]:
+) -> Event:
     """The event by which a page shows the model that is loaded now, if it shows another one.
 
     The sampler on the page stays where the model's makers want the one that it had, and where a
@@ -234,7 +230,7 @@ def following(
         length: float | None,
         compared: str,
         conversation: str | None,
-    ) -> dict[Any, Any]:
+    ) -> Updates:
         models, wanted = session.models, session.current.info.sampling
         now = (repr((models.source, models.runtime)) if models.there else "", wanted)
         if now == before:
@@ -258,7 +254,7 @@ def following(
     inputs = [shown, parts["method"], parts["max_tokens"], pair.method, current]
     outputs = [shown, head, talk.box, pair.method, pair.verdict, *controls.followers]
     outputs += [runs.again] if runs.again else []
-    return follow, inputs, [*outputs, *(stack.followers(drafts) if drafts else ())]
+    return Event(follow, inputs, [*outputs, *(stack.followers(drafts) if drafts else ())])
 
 
 def waiting(
@@ -267,15 +263,15 @@ def waiting(
     notices: Sequence[str],
     box: gr.Textbox,
     waited: gr.State,
-) -> tuple[Any, ...]:
+) -> Event:
     """The event by which a page that opens while a model is being loaded says how far that is. It
     ends with the load, and changes `waited` if there was one."""
 
-    def said() -> dict[Any, Any]:
+    def said() -> Updates:
         placeholder = gr.update(placeholder=invitation(session))
         return {head: header(session, notices), box: placeholder}
 
-    async def wait() -> AsyncIterator[dict[Any, Any]]:
+    async def wait() -> AsyncIterator[Updates]:
         before = None
         while (now := session.models.loading) is not None:
             if now != before:
@@ -285,7 +281,7 @@ def waiting(
         # Of an event that changes nothing Gradio empties what it could have changed.
         yield {waited: gr.skip()} if before is None else {**said(), waited: 1}
 
-    return wait, None, [head, box, waited]
+    return Event(wait, None, [head, box, waited])
 
 
 def wire_page(
@@ -293,12 +289,12 @@ def wire_page(
     blocks: gr.Blocks,
     memory: gr.BrowserState,
     current: gr.State,
-    steps: Sequence[tuple[Any, ...]],
+    steps: Sequence[Event],
 ) -> None:
     """A page that opens takes these steps, one after the other, to show the loaded model and what
     its browser had open; one that closes is forgotten."""
 
-    def arrive(memory: dict[str, Any] | None) -> tuple[dict[str, Any], str | None]:
+    def arrive(memory: Memory) -> tuple[Memory, str | None]:
         remembered = dict(memory or {})
         remembered.setdefault("browser", secrets.token_urlsafe(18))
         return remembered, remembered.get("conversation")

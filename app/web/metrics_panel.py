@@ -25,6 +25,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.web import render
 from app.web.colors import INKS, STAGES, ink, others
 from assets import ASSETS
 from engine.compare import Speedup, live
@@ -47,7 +48,8 @@ DASH = "–"
 
 
 def panel(**more: Any) -> gr.HTML:
-    """The component. Its template is fixed text: values reach it as data only."""
+    """The component. Its template is fixed text: values reach it as data only. `more` are arguments
+    of Gradio's component."""
     return gr.HTML(
         value=panel_values(None),
         html_template=template(),
@@ -125,7 +127,7 @@ def panel_values(
     steps: Sequence[Step] = (),
     speedup: Speedup | None = None,
     ended: str = "",
-) -> dict[str, Any]:
+) -> render.Data:
     """What the panel shows of a run: see the module's docstring.
 
     `steps` are those for the ribbon: all of a run, or those that came since the last update of a
@@ -136,7 +138,7 @@ def panel_values(
         return {}
     over = bool(steps) and steps[-1].finish is not None
     gained = live(figures) if speedup is None else speedup
-    values: dict[str, Any] = {"h": headline(figures, gained), "n": note(figures, gained, over)}
+    values: render.Data = {"h": headline(figures, gained), "n": note(figures, gained, over)}
     said = {token.source for step in steps for token in step.tokens}
     drafts = others({*figures.share, *figures.proposed, *figures.levels, *said})
     if figures.forwards:

@@ -5,12 +5,13 @@ node per token, and the chat component gets plain strings that it sanitises itse
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from app.web.colors import INKS, ink, others
 from storage.conversations import Piece, StoredMessage
 
-Group = list[Any]
+Data = dict[str, object]
+"""What the browser is sent: all that JSON can hold."""
+Group = list[object]
 
 
 def groups(pieces: Iterable[Piece], sources: dict[str, int], step: int = 0) -> list[Group]:
@@ -22,15 +23,17 @@ def groups(pieces: Iterable[Piece], sources: dict[str, int], step: int = 0) -> l
     missing follows from the order: a token's position is how many come before it.
     """
     found: list[Group] = []
+    texts, chances = list[str](), list[int]()
     last: tuple[str, int, int] | None = None
     for piece in pieces:
         key = piece.source, piece.match_length, piece.step
         if key != last:
             number = sources.setdefault(piece.source, len(sources))
-            found.append([number, piece.match_length, piece.step - step, [], []])
+            texts, chances = [], []
+            found.append([number, piece.match_length, piece.step - step, texts, chances])
             last, step = key, piece.step
-        found[-1][3].append(piece.text)
-        found[-1][4].append(percent(piece.probability))
+        texts.append(piece.text)
+        chances.append(percent(piece.probability))
     return found
 
 
@@ -39,15 +42,15 @@ def percent(probability: float) -> int:
     return max(1, round(100 * probability)) if 0 < probability <= 1 else 0
 
 
-def turn(message: StoredMessage, sources: dict[str, int]) -> dict[str, Any]:
+def turn(message: StoredMessage, sources: dict[str, int]) -> Data:
     """One message; without pieces (the user's, an imported answer) it is uncoloured text."""
-    shown: dict[str, Any] = {"key": message.id, "role": message.role}
+    shown: Data = {"key": message.id, "role": message.role}
     if message.pieces:
         return {**shown, "groups": groups(message.pieces, sources)}
     return {**shown, "text": message.content}
 
 
-def transcript(messages: Sequence[StoredMessage], kept: int = 0) -> dict[str, Any]:
+def transcript(messages: Sequence[StoredMessage], kept: int = 0) -> Data:
     """A stored conversation for the token view, which has drawn the first `kept` messages."""
     sources: dict[str, int] = {}
     turns = [turn(message, sources) for message in messages[kept:]]
@@ -55,17 +58,17 @@ def transcript(messages: Sequence[StoredMessage], kept: int = 0) -> dict[str, An
     return {"kept": kept, "after": after, "turns": turns, **legend(sources)}
 
 
-def legend(sources: Iterable[str]) -> dict[str, Any]:
+def legend(sources: Iterable[str]) -> Data:
     """The sources in the order of their numbers, and how those look that are no tier."""
     return {"sources": [*sources], "names": drafts(sources)}
 
 
-def bubbles(messages: Sequence[StoredMessage]) -> list[dict[str, Any]]:
+def bubbles(messages: Sequence[StoredMessage]) -> list[Data]:
     """A conversation for the Markdown view."""
     return [{"role": m.role, "content": m.content} for m in messages]
 
 
-def side_by_side(name: str, pieces: Sequence[Piece]) -> dict[str, Any]:
+def side_by_side(name: str, pieces: Sequence[Piece]) -> Data:
     """One run of a comparison for the token view."""
     sources: dict[str, int] = {}
     turns = [{"key": name, "role": "assistant", "groups": groups(pieces, sources)}]

@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -46,7 +46,7 @@ class News(NamedTuple):
     """One event. `tokens` were told by now, this one included."""
 
     kind: str
-    data: Any
+    data: object
     tokens: int
 
 
@@ -91,7 +91,7 @@ class Teller:
             found.append(News(TOKENS, groups, self.sent))
         return found
 
-    def figures(self, update: Update) -> dict[str, Any]:
+    def figures(self, update: Update) -> render.Data:
         """What the panel beside the answer shows: the figures, and the steps that are new."""
         fresh = update.recorder.steps[self.steps : update.forwards]
         self.steps = update.forwards
@@ -133,7 +133,7 @@ def encoded(news: list[News]) -> bytes:
     return "".join(lines).encode("utf-8", "replace")
 
 
-def compact(data: Any) -> str:
+def compact(data: object) -> str:
     """JSON without a space too many."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 

@@ -21,7 +21,8 @@ def script() -> str:
 
 
 def token_view(**more: Any) -> gr.HTML:
-    """A token view. Its template is fixed text: values reach it as data only."""
+    """A token view. Its template is fixed text: values reach it as data only. `more` are arguments
+    of Gradio's component."""
     return gr.HTML(
         value={"turns": []},
         html_template=TEMPLATE,

@@ -4,23 +4,39 @@ No event waits for another: who uses the model waits in a queue of our own (app/
 which knows whose turn it is and can be left. No event is an API endpoint for other programs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
+from gradio.blocks import Block
 
 from app.service.session import Session
 from engine.errors import StrataError
 
+Updates = dict[Block, object]
+"""What an event changes: of each component its new value, or what `gr.update` says of it."""
+Memory = dict[str, str | None] | None
+"""What the browser remembers: who it is, and which conversation is open. None before it does."""
+
+
+class Event(NamedTuple):
+    """A handler and the components that it reads and changes, for more than one trigger."""
+
+    handler: Callable[..., object]
+    inputs: Block | Sequence[Block] | None
+    outputs: Block | Sequence[Block] | None
+
+
+# Gradio's own arguments, of many types.
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """An event that shows no spinner."""
 AT_ONCE: dict[str, Any] = {**QUIET, "concurrency_limit": None}
 """An event that waits for no other. (Without any queue it could not show notices.)"""
 
 
-def owner_of(session: Session, memory: dict[str, Any] | None, request: gr.Request) -> str:
+def owner_of(session: Session, memory: Memory, request: gr.Request) -> str:
     """The owner behind an event. `memory` is what the browser remembers."""
     return session.owner(request.username, (memory or {}).get("browser"))
 

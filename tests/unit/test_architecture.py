@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,36 @@ def circles(imported: dict[str, set[str]]) -> list[list[str]]:
                 reached[name] = found | reached[between]
     within_one = {frozenset({a} | {b for b in reached[a] if a in reached[b]}) for a in reached}
     return [sorted(names) for names in within_one if len(names) > 1]
+
+
+def test_types_are_checked_strictly_in_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    rules = project["tool"]["mypy"]["overrides"]
+    strict = {name for rule in rules if rule.get("strict") for name in rule["module"]}
+    assert strict >= {f"{name.split('.')[0]}.*" for name in SOURCES}
+
+
+def untyped(source: str) -> set[str]:
+    """The functions of a source that take or give what nobody knows the type of."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for said in (*ast.walk(node.args), *(ast.walk(node.returns) if node.returns else ()))
+        if isinstance(said, ast.Name) and said.id == "Any"
+    }
+
+
+def test_handlers_say_what_they_take_and_change() -> None:
+    assert untyped("def f(*a: Any): ...\ndef g() -> dict[Any, int]: ...\ndef h(a: int): ...") == {
+        "f",
+        "g",
+    }
+    tabs = {
+        path.name: untyped(path.read_text(encoding="utf-8")) for path in APP if "tabs" in path.parts
+    }
+    # What a page sends for a number may be anything; the setting refuses it.
+    assert {name: found for name, found in tabs.items() if found} == {"settings.py": {"number"}}
 
 
 def test_there_is_something_to_read() -> None:

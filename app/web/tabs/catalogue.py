@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import gradio as gr
 
@@ -11,6 +10,7 @@ from app.service.draft_models import amount
 from app.service.models import Models
 from app.web import models_html
 from app.web.tabs.loading import Place, build_place
+from app.web.wiring import Updates
 from engine.errors import ModelError, StrataError
 from engine.settings import Runtime
 
@@ -45,9 +45,9 @@ def build() -> list[Card]:
     return cards
 
 
-def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> dict[Any, Any]:
+def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> Updates:
     """What every family would take with these settings, and what of it is here already."""
-    changes: dict[Any, Any] = {}
+    changes: Updates = {}
     for card in cards:
         changes[card.facts] = facts(models, card.entry, runtime)
         here = models.loaders.present(card.entry.target.source)

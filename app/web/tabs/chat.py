@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from itertools import count
-from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 
 from app.service.comparison import Proof
 from app.service.generation import Answer
@@ -31,7 +31,7 @@ from app.web.tabs.chat_view import (
 from app.web.tabs.settings import Controls
 from app.web.token_view import token_view
 from app.web.verdicts import proof_line, waiting_line
-from app.web.wiring import AT_ONCE, owner_of, pass_on, told, warn
+from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
 from engine.errors import Busy, PromptError, StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
@@ -162,9 +162,9 @@ class Handlers:
     ) -> None:
         self.session, self.parts, self.controls = session, parts, controls
         self.current, self.memory = current, memory
-        self.nothing: dict[Any, Any] = {parts.editing: gr.skip()}
+        self.nothing: Updates = {parts.editing: gr.skip()}
 
-    def ready(self, values: Sequence[Any]) -> tuple[str, Preferences]:
+    def ready(self, values: Sequence[object]) -> tuple[str, Preferences]:
         """System prompt and preferences; raises SettingError where they could not be followed,
         before anything is stored or taken back for an answer that cannot come."""
         system, preferences = self.controls.read(values)
@@ -182,9 +182,9 @@ class Handlers:
         text: str,
         conversation: str | None,
         editing: int | None,
-        memory: dict[str, Any] | None,
-        *values: Any,
-    ) -> dict[Any, Any]:
+        memory: Memory,
+        *values: object,
+    ) -> Updates:
         """Store what was said, or said differently, and begin to answer it."""
         owner = owner_of(self.session, memory, request)
         try:
@@ -214,7 +214,7 @@ class Handlers:
 
     def begin(
         self, request: gr.Request, owner: str, conversation: str, preferences: Preferences
-    ) -> dict[Any, Any]:
+    ) -> Updates:
         """Begin an answer; what that changes on the page that asked for it."""
         self.session.viewing[request.session_hash or ""] = conversation
         self.session.generations.start(owner, conversation, preferences)
@@ -237,8 +237,8 @@ class Handlers:
         data: gr.EventData,
         request: gr.Request,
         conversation: str | None,
-        memory: dict[str, Any] | None,
-    ) -> dict[Any, Any]:
+        memory: Memory,
+    ) -> Updates:
         """What an answer left behind, for a page that has seen its end."""
         owner = owner_of(self.session, memory, request)
         pass_on(self.session, owner)
@@ -260,15 +260,15 @@ class Handlers:
         data: gr.EventData,
         request: gr.Request,
         conversation: str | None,
-        memory: dict[str, Any] | None,
-    ) -> AsyncIterator[dict[Any, Any]]:
+        memory: Memory,
+    ) -> AsyncIterator[Updates]:
         """What a stream that does not come through would have told, by the queue."""
         owner, here = owner_of(self.session, memory, request), request.session_hash or ""
         answer, drawn = self.answer_of(data, owner, conversation)
-        number, recent = count(), deque[tuple[Any, ...]](maxlen=OVERLAP)
+        number, recent = count(), deque[tuple[object, ...]](maxlen=OVERLAP)
         token = str(data._data.get("token")) if isinstance(data._data, dict) else ""
 
-        def update() -> dict[Any, Any]:
+        def update() -> Updates:
             # As text: what changed between two lists would be told as edits of their parts.
             return {self.parts.tokens: {"events": stream.compact([*recent]), "token": token}}
 
@@ -287,9 +287,7 @@ class Handlers:
                     yield update()
                     await asyncio.sleep(QUEUE_SECONDS)
 
-    def again(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> dict[Any, Any]:
+    def again(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
         """Send all of a conversation to a page that has drawn something else."""
         self.session.drawn.pop(request.session_hash or "", None)
         owner = owner_of(self.session, memory, request)
@@ -305,9 +303,9 @@ class Handlers:
         self,
         request: gr.Request,
         conversation: str | None,
-        memory: dict[str, Any] | None,
-        *values: Any,
-    ) -> dict[Any, Any]:
+        memory: Memory,
+        *values: object,
+    ) -> Updates:
         """Take the last answer back and begin another."""
         owner = owner_of(self.session, memory, request)
         try:
@@ -321,9 +319,7 @@ class Handlers:
             warn(str(error))
             return self.nothing
 
-    def take_back(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> dict[Any, Any]:
+    def take_back(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
         """Put the last message into the composer; sending it then replaces it."""
         owner = owner_of(self.session, memory, request)
         with told():
@@ -340,9 +336,9 @@ class Handlers:
         data: gr.EditData,
         request: gr.Request,
         conversation: str | None,
-        memory: dict[str, Any] | None,
-        *values: Any,
-    ) -> dict[Any, Any]:
+        memory: Memory,
+        *values: object,
+    ) -> Updates:
         """Replace a message that was edited in the Markdown view."""
         owner = owner_of(self.session, memory, request)
         try:
@@ -358,16 +354,14 @@ class Handlers:
             warn(str(error))
             return self.nothing
 
-    def stop(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> None:
+    def stop(self, request: gr.Request, conversation: str | None, memory: Memory) -> None:
         """End the answer."""
         if conversation:
             self.session.runs.stop(owner_of(self.session, memory, request), conversation)
 
     def prove(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> Iterator[dict[Any, Any]]:
+        self, request: gr.Request, conversation: str | None, memory: Memory
+    ) -> Iterator[Updates]:
         """Decode the last answer again, plainly and with drafts."""
         owner = owner_of(self.session, memory, request)
         try:
@@ -382,7 +376,7 @@ class Handlers:
             yield {self.parts.proof: ""}
         yield working(self.parts, False)
 
-    def proven(self, proof: Proof) -> dict[Any, Any]:
+    def proven(self, proof: Proof) -> Updates:
         """The figures of the answer with the speedup that was just measured."""
         run = proof.shown
         if run is None:
@@ -394,20 +388,20 @@ class Handlers:
         request: gr.Request,
         choice: str,
         conversation: str | None,
-        memory: dict[str, Any] | None,
-    ) -> dict[Any, Any]:
+        memory: Memory,
+    ) -> Updates:
         """Switch between tokens and Markdown."""
         self.session.views[request.session_hash or ""] = choice
         owner = owner_of(self.session, memory, request)
-        content: dict[Any, Any] = {}
+        content: Updates = {}
         with told():
             found = spoken(self.session, owner, conversation)
             content = viewed(self.session, self.parts, request, *found)
         return {
-            part: gr.update(
-                visible=True if choice == name else "hidden",
+            part: {
+                **gr.update(visible=True if choice == name else "hidden"),
                 **({"value": content[part]} if part in content else {}),
-            )
+            }
             for part, name in ((self.parts.tokens, TOKENS), (self.parts.bubbles, MARKDOWN))
         }
 
@@ -418,7 +412,7 @@ def wire(
     controls: Controls,
     current: gr.State,
     memory: gr.BrowserState,
-    refresh: Any,
+    refresh: Event,
 ) -> None:
     """Connect composer, actions and views. `refresh` redraws the conversation list."""
     screen = stored(parts)
@@ -444,7 +438,7 @@ def wire(
     wire_stream(on, here, refresh)
 
 
-def wire_stream(on: Handlers, here: Sequence[Any], refresh: Any) -> None:
+def wire_stream(on: Handlers, here: Sequence[Block], refresh: Event) -> None:
     """Connect what the token view asks for while an answer grows, and once it is over."""
     parts = on.parts
     left = [*stored(parts), parts.figures, parts.proof]

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from os.path import commonprefix
-from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 
 from app.service.generation import Answer
 from app.service.recorder import Update
 from app.service.session import Session
 from app.web import render
 from app.web.metrics_panel import panel_values
+from app.web.wiring import Updates
 from engine.compare import Speedup
 from engine.metrics import summarise
 from storage.conversations import StoredMessage
@@ -55,7 +56,7 @@ class Parts:
     editing: gr.State
 
 
-def stored(parts: Parts) -> list[Any]:
+def stored(parts: Parts) -> list[Block]:
     """The components that `shown` updates."""
     views = [parts.tokens, parts.bubbles, parts.empty]
     return [*views, parts.send, parts.stop, parts.again, parts.edit, parts.prove]
@@ -72,7 +73,7 @@ def told_tokens(
     messages: Sequence[StoredMessage],
     answer: Answer | None = None,
     adopted: str = "",
-) -> dict[str, Any]:
+) -> render.Data:
     """What the token view is sent: the messages that it has not drawn, and which answer to follow.
 
     `adopted` is the message that an answer was stored as, where the page has drawn all of it.
@@ -110,7 +111,7 @@ def viewed(
     request: gr.Request,
     messages: Sequence[StoredMessage],
     answer: Answer | None,
-) -> dict[Any, Any]:
+) -> Updates:
     """The messages in the view that is looked at. The hidden one holds nothing: what it would
     render, nobody has asked to see."""
     seen = view_of(session, request) == MARKDOWN
@@ -122,7 +123,7 @@ def viewed(
 
 def shown(
     session: Session, parts: Parts, request: gr.Request, owner: str, conversation: str | None
-) -> dict[Any, Any]:
+) -> Updates:
     """Everything that shows a conversation, as it is stored or grows."""
     messages, answer = spoken(session, owner, conversation)
     busy = answer is not None or session.runs.busy(owner, conversation or "")
@@ -135,7 +136,7 @@ def shown(
 
 def ended(
     session: Session, parts: Parts, request: gr.Request, answer: Answer, drawn: int
-) -> dict[Any, Any]:
+) -> Updates:
     """What an answer that is over changes on a page that has drawn so many of its tokens: as good
     as nothing, where these are all."""
     messages, other = spoken(session, answer.owner, answer.conversation)
@@ -148,7 +149,7 @@ def ended(
     }
 
 
-def blank(session: Session, parts: Parts, request: gr.Request) -> dict[Any, Any]:
+def blank(session: Session, parts: Parts, request: gr.Request) -> Updates:
     """A conversation of which nothing can be shown."""
     return {
         parts.tokens: told_tokens(session, request, ()),
@@ -159,7 +160,7 @@ def blank(session: Session, parts: Parts, request: gr.Request) -> dict[Any, Any]
     }
 
 
-def last_figures(session: Session, owner: str, conversation: str | None) -> dict[str, Any]:
+def last_figures(session: Session, owner: str, conversation: str | None) -> render.Data:
     """The panel's values for the run behind a stored conversation's last answer."""
     messages = session.chat.conversations(owner).messages(conversation) if conversation else ()
     run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
@@ -171,7 +172,7 @@ def last_figures(session: Session, owner: str, conversation: str | None) -> dict
     return panel_values(summarise(run), run.steps, known, ENDINGS.get(run.finish or "", ""))
 
 
-def working(parts: Parts, busy: bool) -> dict[Any, Any]:
+def working(parts: Parts, busy: bool) -> Updates:
     """Send or Stop, and whether the actions can be used."""
     return {
         parts.send: gr.update(visible=not busy),

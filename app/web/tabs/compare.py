@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import gradio as gr
+import plotly.graph_objects as go
 
 from app.service.comparison import Pace, Progress
 from app.service.session import Session
@@ -15,7 +15,7 @@ from app.web.plots import grid
 from app.web.tabs.settings import Controls, methods
 from app.web.token_view import token_view
 from app.web.verdicts import another_text, difference, gained, title_of, waiting_line
-from app.web.wiring import AT_ONCE, owner_of, pass_on, warn
+from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, warn
 from engine.errors import Cancelled, StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
@@ -145,7 +145,7 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
     )
 
 
-def drawn(progress: Progress | None) -> list[Any]:
+def drawn(progress: Progress | None) -> list[go.Figure]:
     """The six charts of the latest pair."""
     plain, fast = progress.pairs[-1] if progress and progress.pairs else (NO_RUN, NO_RUN)
     repeats = [pair.whole for pair in progress.speedups] if progress else []
@@ -153,7 +153,7 @@ def drawn(progress: Progress | None) -> list[Any]:
     return [charts.speedups(repeats, whole), *charts.of_run(fast, plain)]
 
 
-def side(name: str, run: Run) -> dict[str, Any]:
+def side(name: str, run: Run) -> render.Data:
     """One run's tokens for its view."""
     pieces = [Piece.of(token, step.index) for step in run.steps for token in step.tokens]
     return render.side_by_side(name, pieces)
@@ -162,8 +162,8 @@ def side(name: str, run: Run) -> dict[str, Any]:
 def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserState) -> None:
     """Connect the run and its end."""
 
-    def updates(progress: Progress, repeats: int) -> dict[Any, Any]:
-        shown: dict[Any, Any] = {parts.verdict: banner(session, progress, repeats)}
+    def updates(progress: Progress, repeats: int) -> Updates:
+        shown: Updates = {parts.verdict: banner(session, progress, repeats)}
         running = progress.running
         if running is not None:
             at = 0 if running.method == "plain" else 1
@@ -176,9 +176,9 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         text: str,
         method: str,
         repeats: float,
-        memory: dict[str, Any] | None,
-        *values: Any,
-    ) -> Iterator[dict[Any, Any]]:
+        memory: Memory,
+        *values: object,
+    ) -> Iterator[Updates]:
         owner, pace = owner_of(session, memory, request), Pace(1 / UPDATES_PER_SECOND)
         yield {parts.run: gr.update(visible=False), parts.stop: gr.update(visible=True)}
         try:
@@ -203,7 +203,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         pass_on(session, owner)
         yield {parts.run: gr.update(visible=True), parts.stop: gr.update(visible=False)}
 
-    def stop(request: gr.Request, memory: dict[str, Any] | None) -> None:
+    def stop(request: gr.Request, memory: Memory) -> None:
         session.runs.stop(owner_of(session, memory, request), "")
 
     shown_by_run = [parts.verdict, *parts.heads, *parts.views, parts.charts, *parts.plots]

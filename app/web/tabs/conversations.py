@@ -1,10 +1,10 @@
 """The conversation list: new, search, open, rename, delete (after asking), export and import."""
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 
@@ -12,7 +12,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web.tabs import chat_view
 from app.web.tabs.settings import Controls
-from app.web.wiring import AT_ONCE, owner_of, pass_on, told, warn
+from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
 from engine.errors import StorageError
 from storage import imports
 from storage.conversations import Conversation
@@ -102,7 +102,7 @@ def build() -> Parts:
     )
 
 
-def choices(found: Any) -> list[tuple[str, str]]:
+def choices(found: Iterable[Conversation]) -> list[tuple[str, str]]:
     """Titles and ids; the browser shows titles as plain text."""
     return [(conversation.title, conversation.id) for conversation in found]
 
@@ -126,8 +126,8 @@ class Handlers:
         request: gr.Request,
         conversation: str | None,
         search: str,
-        memory: dict[str, Any] | None,
-    ) -> tuple[Any, Any]:
+        memory: Memory,
+    ) -> tuple[object, object]:
         """The list, filtered; the browser remembers what is open."""
         owner = owner_of(self.session, memory, request)
         remembered = {**(memory or {}), "conversation": conversation}
@@ -138,7 +138,7 @@ class Handlers:
             return gr.update(choices=choices(found), value=value), remembered
         return gr.skip(), remembered
 
-    def settings_of(self, conversation: Conversation) -> dict[Any, Any]:
+    def settings_of(self, conversation: Conversation) -> Updates:
         """The settings that were kept with a conversation, the usual ones where these cannot be
         used; without any, those of the page stay."""
         if not conversation.settings and not conversation.damaged:
@@ -153,9 +153,9 @@ class Handlers:
         values = self.controls.show(conversation.system_prompt, stored)
         return dict(zip(self.controls.inputs, values, strict=True))
 
-    def show(self, request: gr.Request, owner: str, conversation: str | None) -> dict[Any, Any]:
+    def show(self, request: gr.Request, owner: str, conversation: str | None) -> Updates:
         """Open a conversation, or none."""
-        updates: dict[Any, Any] = {
+        updates: Updates = {
             self.current: conversation,
             self.talk.proof: "",
             self.talk.editing: None,
@@ -174,20 +174,18 @@ class Handlers:
             updates[self.talk.figures] = chat_view.last_figures(self.session, owner, conversation)
         return updates
 
-    def open_(
-        self, request: gr.Request, chosen: str | None, memory: dict[str, Any] | None
-    ) -> dict[Any, Any]:
+    def open_(self, request: gr.Request, chosen: str | None, memory: Memory) -> Updates:
         """Open the chosen one."""
         return self.show(request, owner_of(self.session, memory, request), chosen)
 
-    def new(self, request: gr.Request, memory: dict[str, Any] | None) -> dict[Any, Any]:
+    def new(self, request: gr.Request, memory: Memory) -> Updates:
         """Open none: the first message makes a new one."""
         updates = self.show(request, owner_of(self.session, memory, request), None)
         return {**updates, self.parts.list: gr.update(value=None)}
 
     def ask_name(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> tuple[Any, Any]:
+        self, request: gr.Request, conversation: str | None, memory: Memory
+    ) -> tuple[object, object]:
         """Show the box for a new title."""
         owner = owner_of(self.session, memory, request)
         with told():
@@ -202,8 +200,8 @@ class Handlers:
         request: gr.Request,
         conversation: str | None,
         title: str,
-        memory: dict[str, Any] | None,
-    ) -> Any:
+        memory: Memory,
+    ) -> object:
         """Keep the new title."""
         owner = owner_of(self.session, memory, request)
         with told():
@@ -212,15 +210,13 @@ class Handlers:
             return gr.update(visible=False)
         return gr.update()
 
-    def ask_delete(self, conversation: str | None) -> Any:
+    def ask_delete(self, conversation: str | None) -> object:
         """Ask before deleting."""
         if conversation is None:
             warn("No conversation is open. Open the one to delete first.")
         return gr.update(visible=conversation is not None)
 
-    def delete(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> dict[Any, Any]:
+    def delete(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
         """Delete the open conversation."""
         owner = owner_of(self.session, memory, request)
         with told():
@@ -228,9 +224,7 @@ class Handlers:
                 self.session.chat.delete(owner, conversation)
         return self.show(request, owner, None)
 
-    def export(
-        self, request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> str:
+    def export(self, request: gr.Request, conversation: str | None, memory: Memory) -> str:
         """The open conversation as JSON text, which the browser saves."""
         owner = owner_of(self.session, memory, request)
         with told():
@@ -239,9 +233,7 @@ class Handlers:
             return json.dumps(self.session.chat.conversations(owner).export(conversation), indent=1)
         return ""
 
-    def import_(
-        self, request: gr.Request, file: str | None, memory: dict[str, Any] | None
-    ) -> dict[Any, Any]:
+    def import_(self, request: gr.Request, file: str | None, memory: Memory) -> Updates:
         """Read a file and open what it held."""
         owner = owner_of(self.session, memory, request)
         made = None
@@ -262,15 +254,16 @@ def wire(
     controls: Controls,
     current: gr.State,
     memory: gr.BrowserState,
-) -> Any:
-    """Connect the list; returns (function, inputs, outputs) that redraw it."""
+) -> tuple[Event, Event]:
+    """Connect the list; returns the events that redraw it, and that open a conversation."""
     showing = [*chat_view.stored(talk), talk.proof, talk.figures, talk.editing, current]
     showing += [parts.list, parts.naming, parts.asking, *controls.inputs]
 
     on = Handlers(session, parts, talk, controls, current)
-    refresh = (on.redraw, [current, parts.search, memory], [parts.list, memory])
+    refresh = Event(on.redraw, [current, parts.search, memory], [parts.list, memory])
+    opening = Event(on.open_, [parts.list, memory], showing)
 
-    parts.list.input(on.open_, [parts.list, memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
+    parts.list.input(*opening, **AT_ONCE).then(*refresh, **AT_ONCE)
     parts.new.click(on.new, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
     parts.search.change(*refresh, trigger_mode="always_last", **AT_ONCE)
     parts.rename.click(on.ask_name, [current, memory], [parts.naming, parts.name], **AT_ONCE)
@@ -290,7 +283,7 @@ def wire(
     parts.import_.upload(on.import_, [parts.import_, memory], showing, **AT_ONCE).then(
         *refresh, **AT_ONCE
     )
-    return refresh, on.open_, showing
+    return refresh, opening
 
 
 def read_in(session: Session, owner: str, file: str | None) -> str:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import gradio as gr
 
@@ -11,7 +10,7 @@ from app.service.session import Session
 from app.web import charts
 from app.web.colors import ink
 from app.web.plots import grid
-from app.web.wiring import AT_ONCE, owner_of, told
+from app.web.wiring import AT_ONCE, Memory, owner_of, told
 from engine.drafting.calibration import Calibration
 from engine.types import CONTEXT, MODEL, STATISTICS
 from storage.contexts import ContextStore
@@ -135,8 +134,8 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
     """Read the databases when the tab opens; empty one after asking."""
 
     def refresh(
-        request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> tuple[Any, ...]:
+        request: gr.Request, conversation: str | None, memory: Memory
+    ) -> tuple[object, ...]:
         owner = owner_of(session, memory, request)
         with told():
             context = context_card(session, owner, conversation)
@@ -149,15 +148,13 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
             return context, model, statistics, grams, shares, worth
         return tuple(gr.skip() for _ in range(6))
 
-    def wipe_context(
-        request: gr.Request, conversation: str | None, memory: dict[str, Any] | None
-    ) -> Any:
+    def wipe_context(request: gr.Request, conversation: str | None, memory: Memory) -> object:
         with told():
             if conversation:
                 session.stores.wipe_context(owner_of(session, memory, request), conversation)
         return gr.update(visible=False)
 
-    def wipe_model(request: gr.Request, memory: dict[str, Any] | None) -> Any:
+    def wipe_model(request: gr.Request, memory: Memory) -> object:
         with told():
             session.past_answers.wipe(
                 owner_of(session, memory, request), session.current.info.fingerprint

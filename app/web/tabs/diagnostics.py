@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import Any
 
 import gradio as gr
 import plotly.graph_objects as go
@@ -14,7 +13,7 @@ from app.web import charts
 from app.web.metrics_panel import times
 from app.web.plots import grid
 from app.web.verdicts import title_of
-from app.web.wiring import AT_ONCE, owner_of, told
+from app.web.wiring import AT_ONCE, Memory, owner_of, told
 from engine.metrics import summarise
 from engine.types import NO_RUN, Prefill, Run
 from storage.traces import Trace, Traces
@@ -126,7 +125,7 @@ def heading(run: Run | None) -> str:
 def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     """Read the runs when the tab opens; draw one when it is clicked; measure again when asked."""
 
-    def refresh(request: gr.Request, memory: dict[str, Any] | None) -> tuple[Any, ...]:
+    def refresh(request: gr.Request, memory: Memory) -> tuple[object, ...]:
         with told():
             store = Traces(session.database, owner_of(session, memory, request))
             runs = store.history(SHOWN)
@@ -139,8 +138,8 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
         return tuple(gr.skip() for _ in range(5 + len(parts.plots)))
 
     def choose(
-        event: gr.SelectData, request: gr.Request, ids: list[str], memory: dict[str, Any] | None
-    ) -> tuple[Any, ...]:
+        event: gr.SelectData, request: gr.Request, ids: list[str], memory: Memory
+    ) -> tuple[object, ...]:
         at = event.index[0] if isinstance(event.index, list | tuple) else event.index
         with told():
             store = Traces(session.database, owner_of(session, memory, request))
@@ -151,12 +150,12 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
         return tuple(gr.skip() for _ in range(2 + len(parts.plots)))
 
     def again(
-        request: gr.Request, shown: str | None, memory: dict[str, Any] | None
-    ) -> Iterator[tuple[Any, Any]]:
+        request: gr.Request, shown: str | None, memory: Memory
+    ) -> Iterator[tuple[object, object]]:
         yield measured(session, busy=True), gr.skip()
         with told():
             session.costs.measure()
-        figure: Any = gr.skip()
+        figure: object = gr.skip()
         with told():
             store = Traces(session.database, owner_of(session, memory, request))
             figure = cost_figure(session, store.load(shown) if shown else None)

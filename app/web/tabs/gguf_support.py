@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import gradio as gr
 from gradio.blocks import Block
@@ -12,7 +11,7 @@ from app.service.gguf_support import GgufSupport
 from app.web import models_html
 from app.web.stack_html import fine
 from app.web.tabs.loading import Place, build_place
-from app.web.wiring import AT_ONCE
+from app.web.wiring import AT_ONCE, Event
 from engine.errors import Cancelled, StrataError
 
 BUTTON = "Set up GGUF support"
@@ -93,7 +92,7 @@ class Handlers:
         }
 
 
-def wire(support: GgufSupport, parts: Parts, tab: gr.Tab, after: tuple[Any, ...]) -> None:
+def wire(support: GgufSupport, parts: Parts, tab: gr.Tab, after: Event) -> None:
     """Connect the section. `after` is the event by which the rest of the tab follows."""
     on = Handlers(support, parts)
     outputs = [parts.section, *parts.place.buttons, parts.place.stop, parts.place.status]

@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 
 from app.service.catalogue import Model
 from app.service.models import Candidate, Progress, reported, size_of, title_of
@@ -18,7 +18,7 @@ from app.web.tabs import catalogue, gguf_support
 from app.web.tabs.catalogue import Card
 from app.web.tabs.loading import Place, build_adding, build_place, paced
 from app.web.tabs.settings import control, number
-from app.web.wiring import AT_ONCE, told, warn
+from app.web.wiring import AT_ONCE, Event, Updates, told, warn
 from engine.errors import Cancelled, ModelError, StrataError
 from engine.models.loaders import kind_of, settled
 from engine.settings import Runtime
@@ -104,7 +104,7 @@ def controls(
     return {item.name: made[item.name] for item in fields(Runtime)}, groups
 
 
-def choices(name: str, value: Any, usable: Sequence[str] | None = None) -> list[str]:
+def choices(name: str, value: object, usable: Sequence[str] | None = None) -> list[str]:
     """What is offered for an open setting: that it is decided by itself, what is usable, and what
     is in use, as "cuda:1"."""
     offered = OPEN.get(name, ()) if usable is None else usable
@@ -129,14 +129,14 @@ class Handlers:
                 found[source] = Candidate(source, title_of(source), kind_of(source), size, False)
         return found
 
-    def screen(self, source: str | None, values: Sequence[Any] = ()) -> dict[Any, Any]:
+    def screen(self, source: str | None, values: Sequence[object] = ()) -> Updates:
         """Everything that the tab shows, with that model chosen, or the loaded one if it is gone.
 
         Without `values` the controls show how it ran last.
         """
         offered = self.candidates()
         chosen = next((s for s in (source, self.models.source) if s in offered), None)
-        shown: dict[Any, Any] = {
+        shown: Updates = {
             self.parts.loaded: models_html.loaded(self.session.current.info, self.models.source),
             self.parts.choice: gr.update(
                 choices=[models_html.choice(candidate) for candidate in offered.values()],
@@ -147,11 +147,11 @@ class Handlers:
             return {**shown, **self.settings(offered[chosen])}
         return {**shown, **self.needs(chosen, values)}
 
-    def settings(self, candidate: Candidate) -> dict[Any, Any]:
+    def settings(self, candidate: Candidate) -> Updates:
         """The controls as a model runs, or as it ran last, and what it then needs."""
         runtime = self.models.runtime if candidate.loaded else candidate.runtime
         values = {item.name: getattr(runtime, item.name) for item in fields(Runtime)}
-        shown: dict[Any, Any] = {
+        shown: Updates = {
             self.parts.runtime[name]: gr.update(value=value) for name, value in values.items()
         }
         for kind, column in self.parts.groups.items():
@@ -171,12 +171,12 @@ class Handlers:
                 found.append(name)
         return found
 
-    def read(self, values: Sequence[Any]) -> Runtime:
+    def read(self, values: Sequence[object]) -> Runtime:
         """The settings in the controls. Raises SettingError."""
         given = zip(fields(Runtime), values, strict=True)
         return Runtime(**{item.name: number(item.default, value) for item, value in given})
 
-    def needs(self, source: str | None, values: Sequence[Any]) -> dict[Any, Any]:
+    def needs(self, source: str | None, values: Sequence[object]) -> Updates:
         """What the chosen model and the families of the catalogue need with these settings."""
         if source is None:
             return {self.parts.need: fine("Choose a model to see the memory it needs.")}
@@ -200,32 +200,32 @@ class Handlers:
 
     # events
 
-    def refresh(self, source: str | None, *values: Any) -> dict[Any, Any]:
+    def refresh(self, source: str | None, *values: object) -> Updates:
         """Show how things are now, a load that another page began included."""
         busy = self.models.busy.locked()
         place = self.parts.place
-        shown: dict[Any, Any] = {place.stop: gr.update(visible=busy)}
+        shown: Updates = {place.stop: gr.update(visible=busy)}
         if busy:
             shown[place.status] = models_html.progress(Progress(None, "A model is being loaded …"))
         with told():
             shown |= self.screen(source, values)
         return shown
 
-    def settle(self, source: str | None, *values: Any) -> dict[Any, Any]:
+    def settle(self, source: str | None, *values: object) -> Updates:
         """Show how things are after a load that another page began, or the program."""
         return {self.parts.place.status: "", **self.refresh(source, *values)}
 
-    def weigh(self, source: str | None, *values: Any) -> dict[Any, Any]:
+    def weigh(self, source: str | None, *values: object) -> Updates:
         """Show what is needed with other settings."""
         return self.needs(source, values)
 
-    def choose(self, source: str) -> dict[Any, Any]:
+    def choose(self, source: str) -> Updates:
         """Show the settings of a model, and what it will need."""
         with told():
             return self.screen(source)
         return {self.parts.need: gr.skip()}
 
-    def add(self, named: str, *values: Any) -> dict[Any, Any]:
+    def add(self, named: str, *values: object) -> Updates:
         """Offer the models of a folder, or one that is named; the first of them is chosen."""
         with told():
             chosen = settled(named)
@@ -241,7 +241,7 @@ class Handlers:
             return {self.parts.box: "", **self.screen(chosen)}
         return {self.parts.box: gr.skip()}
 
-    def load(self, source: str | None, *values: Any) -> Iterator[dict[Any, Any]]:
+    def load(self, source: str | None, *values: object) -> Iterator[Updates]:
         """Let the chosen model take the place of the loaded one."""
 
         def start(runtime: Runtime) -> Iterator[Progress]:
@@ -252,8 +252,8 @@ class Handlers:
         yield from self.work(self.parts.place, start, source, values)
 
     def take(
-        self, card: Card, drafts: Sequence[Model], source: str | None, *values: Any
-    ) -> Iterator[dict[Any, Any]]:
+        self, card: Card, drafts: Sequence[Model], source: str | None, *values: object
+    ) -> Iterator[Updates]:
         """Load a family's target; its drafts, those to be downloaded included, are offered."""
 
         def start(runtime: Runtime) -> Iterator[Progress]:
@@ -277,8 +277,8 @@ class Handlers:
         place: Place,
         start: Callable[[Runtime], Iterator[Progress]],
         source: str | None,
-        values: Sequence[Any],
-    ) -> Iterator[dict[Any, Any]]:
+        values: Sequence[object],
+    ) -> Iterator[Updates]:
         """A load with its progress, until it is done or stopped; `source` is the chosen model."""
         places = [self.parts.place, *(card.place for card in self.parts.cards)]
         buttons = [button for each in places for button in each.buttons]
@@ -310,14 +310,14 @@ class Handlers:
         }
 
 
-def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> tuple[Any, ...]:
+def wire(session: Session, parts: Parts, follow: Event) -> Event:
     """Connect the tab. `follow` is the event by which the page follows the loaded model. Returns
     the event that shows how things are after a load that was begun elsewhere."""
     on = Handlers(session, parts)
     controls = list(parts.runtime.values())
     inputs = [parts.choice, *controls]
     places = [parts.place, *(card.place for card in parts.cards)]
-    needs: list[Any] = [parts.need, *(card.facts for card in parts.cards)]
+    needs: list[Block] = [parts.need, *(card.facts for card in parts.cards)]
     needs += [card.place.buttons[0] for card in parts.cards]
     shown = [parts.loaded, parts.choice, *needs, *controls, *parts.groups.values()]
     own = [parts.place.stop, parts.place.status]
@@ -329,9 +329,9 @@ def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> tuple[Any, 
     gr.on(added, on.add, [parts.box, *controls], [parts.box, *shown], **AT_ONCE)
     buttons = [button for each in places for button in each.buttons]
 
-    def loads(button: gr.Button, event: Any, place: Place) -> None:
+    def loads(button: gr.Button, handler: Callable[..., object], place: Place) -> None:
         outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status]))
-        button.click(event, inputs, outputs, **AT_ONCE).then(*follow, **AT_ONCE)
+        button.click(handler, inputs, outputs, **AT_ONCE).then(*follow, **AT_ONCE)
 
     loads(parts.place.buttons[0], on.load, parts.place)
     for card in parts.cards:
@@ -339,6 +339,6 @@ def wire(session: Session, parts: Parts, follow: tuple[Any, ...]) -> tuple[Any, 
             loads(button, partial(on.take, card, drafts), card.place)
     for each in places:
         each.stop.click(session.models.stop, None, None, **AT_ONCE)
-    settle = on.settle, inputs, [*shown, *own]
+    settle = Event(on.settle, inputs, [*shown, *own])
     gguf_support.wire(session.gguf, parts.gguf, parts.tab, settle)
     return settle

@@ -13,7 +13,7 @@ import gradio as gr
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web.colors import ink
-from app.web.wiring import AT_ONCE, owner_of, told
+from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
 from engine.errors import StrataError
 from engine.methods import METHODS, method_named
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
@@ -46,10 +46,11 @@ class Controls:
         """What an event that needs the settings takes as inputs."""
         return [self.system, *self.parts.values()]
 
-    def read(self, values: Iterable[Any]) -> tuple[str, Preferences]:
+    def read(self, values: Iterable[object]) -> tuple[str, Preferences]:
         """System prompt and preferences from the inputs' values; raises SettingError."""
         system, *rest = values
-        given = dict(zip(self.parts, rest, strict=True))
+        # Of any type: the values check themselves.
+        given: dict[str, Any] = dict(zip(self.parts, rest, strict=True))
         sampling = Sampling(**{f.name: number(f.default, given[f.name]) for f in fields(Sampling)})
         stop = tuple(line for line in str(given["stop"] or "").splitlines() if line)
         generation = Generation(sampling, number(0, given["max_tokens"]), stop)
@@ -64,10 +65,10 @@ class Controls:
         chosen.chosen()
         return str(system or ""), chosen
 
-    def show(self, system: str, preferences: Preferences) -> list[Any]:
+    def show(self, system: str, preferences: Preferences) -> list[object]:
         """The inputs' values for stored preferences, in the inputs' order."""
         sampling, drafting = preferences.generation.sampling, preferences.drafting
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             **{f.name: getattr(sampling, f.name) for f in fields(Sampling)},
             "fresh_seed": preferences.fresh_seed,
             "max_tokens": preferences.generation.max_tokens,
@@ -88,12 +89,12 @@ class Controls:
 
     def follow(
         self, session: Session, method: str, length: float | None, sampler: bool = True
-    ) -> dict[Any, Any]:
+    ) -> Updates:
         """What the loaded model decides: its makers' sampler, unless that is to stay as it is, how
         long an answer can be, the methods there are. `method` and `length` stay where it can do
         them."""
         info = session.current.info
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             f.name: getattr(info.sampling, f.name) if sampler else gr.skip()
             for f in fields(Sampling)
         }
@@ -104,8 +105,11 @@ class Controls:
         return {self.parts[name]: values[name] for name in FOLLOWING}
 
 
-def number(default: Any, value: Any) -> Any:
-    """A component's number with the setting's type, so that 3.0 is a whole number."""
+def number(default: object, value: Any) -> Any:
+    """A component's number with the setting's type, so that 3.0 is a whole number.
+
+    Whatever else a page sends stays as it is: the settings refuse it themselves, in words.
+    """
     whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
     if isinstance(default, float) and isinstance(value, int):
         return float(value)
@@ -113,7 +117,7 @@ def number(default: Any, value: Any) -> Any:
 
 
 def control(
-    owner: type, name: str, value: Any = None, choices: Sequence[str] = ()
+    owner: type, name: str, value: object = None, choices: Sequence[str] = ()
 ) -> gr.components.Component:
     """A slider, a box for a wide range, or a choice, made from a setting's declaration.
 
@@ -122,7 +126,7 @@ def control(
     item = next(f for f in fields(owner) if f.name == name)
     meta = item.metadata
     value = item.default if value is None and item.default is not MISSING else value
-    words = {"label": meta["label"], "info": meta["help"], "value": value}
+    words: dict[str, Any] = {"label": meta["label"], "info": meta["help"], "value": value}
     if "choices" in meta:
         return gr.Radio(list(meta["choices"] or choices), **words)
     if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
@@ -231,13 +235,11 @@ def build_advanced(parts: dict[str, gr.components.Component]) -> None:
     )
 
 
-def wire(
-    session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState
-) -> tuple[Any, ...]:
+def wire(session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState) -> Event:
     """Keep changed settings with the conversation that is open. Returns the event that does so."""
 
     def keep(
-        request: gr.Request, conversation: str | None, memory: dict[str, Any], *values: Any
+        request: gr.Request, conversation: str | None, memory: Memory, *values: object
     ) -> None:
         owner = owner_of(session, memory, request)
         with told():
@@ -257,4 +259,4 @@ def wire(
             outputs=[controls.parts[key] for key in preset],
             **AT_ONCE,
         ).then(keep, inputs, None, **AT_ONCE)
-    return keep, inputs, None
+    return Event(keep, inputs, None)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import gradio as gr
 import plotly.graph_objects as go
+from gradio.blocks import Block
 
 from app.service.comparison import Pace
 from app.service.families import Family
@@ -17,7 +17,7 @@ from app.web.plots import grid
 from app.web.tabs.compare import choices
 from app.web.tabs.loading import build_adding
 from app.web.tabs.settings import Controls, methods
-from app.web.wiring import AT_ONCE, told, warn
+from app.web.wiring import AT_ONCE, Event, Updates, told, warn
 from engine.errors import Cancelled, SettingError, StrataError
 from engine.hsd.planner import Plan, Recursion
 from engine.hsd.trials import Entry, entries
@@ -91,7 +91,9 @@ def build(tab: gr.Tab, session: Session) -> Parts:
     return Parts(tab, *cards, plan, spec, first, use, findings, measure, outcome, charts, plots)
 
 
-def models_card(session: Session) -> tuple[Any, ...]:
+def models_card(
+    session: Session,
+) -> tuple[gr.HTML, gr.CheckboxGroup, gr.Textbox, gr.Button, gr.Button, gr.Button]:
     """Which models there are, what they need, and what is loaded."""
     stacks = session.stacks
     gr.HTML(
@@ -114,12 +116,12 @@ def models_card(session: Session) -> tuple[Any, ...]:
     return models, ticked, box, add, load, unload
 
 
-def followers(parts: Parts) -> list[Any]:
+def followers(parts: Parts) -> list[Block]:
     """What `follow` changes."""
     return [parts.ticked, parts.spec]
 
 
-def follow(session: Session, parts: Parts) -> dict[Any, Any]:
+def follow(session: Session, parts: Parts) -> Updates:
     """The draft models on offer for the loaded model, all ticked. What they need is shown when the
     tab opens."""
     offered = session.stacks.offered
@@ -183,7 +185,7 @@ class Handlers:
         self.controls, self.compared = controls, compared
         self.method = controls.parts["method"]
 
-    def screen(self, preferences: Preferences, ticked: Sequence[str], spec: str) -> dict[Any, Any]:
+    def screen(self, preferences: Preferences, ticked: Sequence[str], spec: str) -> Updates:
         """Everything that the tab shows."""
         parts, stacks, spec = self.parts, self.stacks, spec.strip()
         sampling, rule = preferences.generation.sampling, preferences.drafting.rule
@@ -211,33 +213,31 @@ class Handlers:
             **dict(zip(parts.plots, figures, strict=True)),
         }
 
-    def candidates(
-        self, ticked: Sequence[str], shown: Sequence[str] | None = None
-    ) -> dict[Any, Any]:
+    def candidates(self, ticked: Sequence[str], shown: Sequence[str] | None = None) -> Updates:
         """The models on offer, which are read once, and what they need.
 
         The page shows `shown` ticked, if these are others: it is told only what changes, so that a
         tick which someone sets meanwhile stays.
         """
         offered = self.stacks.candidates()
-        update: dict[str, Any] = {"choices": [stack_html.choice(each) for each in offered]}
+        update = gr.update(choices=[stack_html.choice(each) for each in offered])
         # A page that is older than the loaded model may have ticked what is gone.
         kept = [each.source for each in offered if each.source in ticked]
         if set(kept) != set(ticked if shown is None else shown):
             update["value"] = kept
         return {
             self.parts.models: stack_html.models(self.stacks, offered, kept),
-            self.parts.ticked: gr.update(**update),
+            self.parts.ticked: update,
         }
 
-    def offers(self) -> dict[Any, Any]:
+    def offers(self) -> Updates:
         """The methods to choose from in other tabs."""
         return {
             self.method: gr.update(choices=methods(self.session)),
             self.compared: gr.update(choices=choices(self.session)),
         }
 
-    def refresh(self, ticked: Sequence[str], spec: str, *values: Any) -> dict[Any, Any]:
+    def refresh(self, ticked: Sequence[str], spec: str, *values: object) -> Updates:
         """Show how things are now."""
         with told():
             return self.screen(self.controls.read(values)[1], ticked, spec)
@@ -247,14 +247,14 @@ class Handlers:
         """What the ticked models need."""
         return stack_html.models(self.stacks, self.stacks.candidates(), ticked)
 
-    def add(self, source: str, ticked: Sequence[str]) -> dict[Any, Any]:
+    def add(self, source: str, ticked: Sequence[str]) -> Updates:
         """Offer another model."""
         with told():
             wanted = list(dict.fromkeys([*ticked, self.stacks.offer(source)]))
             return {self.parts.box: "", **self.candidates(wanted, ticked)}
         return {self.parts.box: gr.skip()}
 
-    def load(self, ticked: Sequence[str], spec: str, *values: Any) -> Iterator[dict[Any, Any]]:
+    def load(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
         """Load the ticked models."""
         yield {self.parts.status: stack_html.fine("Loading …")}
         with told():
@@ -265,13 +265,13 @@ class Handlers:
             self.parts.status: "",
         }
 
-    def unload(self, ticked: Sequence[str], spec: str, *values: Any) -> dict[Any, Any]:
+    def unload(self, ticked: Sequence[str], spec: str, *values: object) -> Updates:
         """Free the draft models."""
         with told():
             self.stacks.unload()
         return {**self.refresh(ticked, spec, *values), **self.offers()}
 
-    def use(self, spec: str, first: bool, *values: Any) -> dict[Any, Any]:
+    def use(self, spec: str, first: bool, *values: object) -> Updates:
         """Choose the plan for the chat, now and at the next start."""
         with told():
             _, preferences = self.controls.read(values)
@@ -282,7 +282,7 @@ class Handlers:
             return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
         return {self.parts.status: gr.skip()}
 
-    def profile(self, ticked: Sequence[str], spec: str, *values: Any) -> Iterator[dict[Any, Any]]:
+    def profile(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
         """Profile the loaded models with the sampler of the settings."""
 
         def start() -> Iterator[float]:
@@ -290,7 +290,7 @@ class Handlers:
 
         yield from self.long("Profiling", start, (ticked, spec, *values))
 
-    def measure(self, ticked: Sequence[str], spec: str, *values: Any) -> Iterator[dict[Any, Any]]:
+    def measure(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
         """Put the plans to the test."""
 
         def start() -> Iterator[float]:
@@ -300,14 +300,16 @@ class Handlers:
         yield from self.long("Measuring", start, (ticked, spec, *values))
 
     def long(
-        self, what: str, start: Callable[[], Iterator[float]], inputs: tuple[Any, ...]
-    ) -> Iterator[dict[Any, Any]]:
+        self,
+        what: str,
+        start: Callable[[], Iterator[float]],
+        inputs: tuple[Sequence[str], str, *tuple[object, ...]],
+    ) -> Iterator[Updates]:
         """A long piece of work with its progress, until it is done or stopped."""
         parts, pace, words = self.parts, Pace(UPDATE_SECONDS), ""
         buttons = (parts.profile, parts.measure, parts.load, parts.unload)
-        busy = {button: gr.update(interactive=False) for button in buttons}
         yield {
-            **busy,
+            **{button: gr.update(interactive=False) for button in buttons},
             parts.stop: gr.update(visible=True),
             parts.status: stack_html.progress(what, 0.0),
         }
@@ -332,12 +334,12 @@ def wire(
     parts: Parts,
     controls: Controls,
     compared: gr.Dropdown,
-    keep: tuple[Any, ...],
+    keep: Event,
 ) -> None:
     """Connect the tab. `keep` is the event that stores changed settings."""
     on = Handlers(session, parts, controls, compared)
     inputs = [parts.ticked, parts.spec, *controls.inputs]
-    shown: list[Any] = [parts.models, parts.ticked, parts.profiled, parts.plan, parts.findings]
+    shown: list[Block] = [parts.models, parts.ticked, parts.profiled, parts.plan, parts.findings]
     shown += [parts.profile, parts.unload, parts.measure, parts.use, parts.status]
     shown += [parts.outcome, parts.charts, *parts.plots]
     others = [on.method, compared]
