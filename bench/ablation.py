@@ -13,10 +13,8 @@ from itertools import combinations, permutations
 from bench.measure import measure
 from bench.options import (
     Record,
-    add_method_arguments,
-    add_model_arguments,
-    add_sampling_arguments,
-    check_counts,
+    add_run_arguments,
+    check_run,
     conditions,
     generation_of,
     headline,
@@ -25,7 +23,7 @@ from bench.options import (
     print_record,
 )
 from bench.peer import Peer
-from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.prompts import prepared, questions_of
 from bench.speed import summary, times
 from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
@@ -42,10 +40,7 @@ GROUPS = ("tiers", "order", "access", "budget")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench ablation`."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_sampling_arguments(parser)
-    add_method_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--groups", default=",".join(GROUPS), help="which comparisons to make")
 
 
@@ -84,12 +79,12 @@ def variants(groups: Sequence[str]) -> list[Method]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure and print."""
+    """Measure, print, save."""
     groups = [name.strip() for name in options.groups.split(",") if name.strip()]
     for name in groups:
         if name not in GROUPS:
             raise SettingError(f"There is no group {name!r}. Choose from: {', '.join(GROUPS)}.")
-    check_counts(options)
+    check_run(options)
     generation = generation_of(options)
     questions = questions_of(options)
     backend = load_model(options.model, options)
@@ -106,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
         "methods": {name: summary(name, results, options.temperature) for name in methods},
     }
     show(record)
-    print_record(record)
+    print_record(record, options.save)
 
 
 def show(record: Record) -> None:

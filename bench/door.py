@@ -19,17 +19,13 @@ from assets import ASSETS
 from bench.options import (
     SHORT,
     Record,
-    add_method_arguments,
-    add_model_arguments,
-    add_sampling_arguments,
-    add_save_argument,
-    check_counts,
-    check_save,
+    add_run_arguments,
+    check_run,
     generation_of,
     print_record,
     runtime_of,
 )
-from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.prompts import prepared, questions_of
 from engine.compare import cold
 from engine.decode import decode
 from engine.drafting.base import NgramTable
@@ -52,18 +48,13 @@ Answer = Callable[[list[int], Method, Generation], tuple[Run, float]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench door`."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_sampling_arguments(parser)
-    add_method_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--methods", default="plain,hd", help="comma between")
-    add_save_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure, print, save."""
-    check_counts(options)
-    check_save(options.save)
+    check_run(options)
     generation, questions = generation_of(options), questions_of(options)
     methods = [method_named(name) for name in options.methods.split(",")]
     source = str(SHORT.get(options.model, options.model))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bench.options import SHORT, load_model, open_databases
-from bench.prompts import PROMPTS, cut_prompt, read_prompts
+from bench.options import PROMPTS, SHORT, load_model, open_databases
+from bench.prompts import cut_prompt, read_prompts
 from engine.backends.base import Backend
 from engine.errors import SettingError
 from engine.hsd.family import Family

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bench.options import Record
-from bench.prompts import PROMPTS, cut_prompt, read_prompts
+from bench.options import PROMPTS, Record
+from bench.prompts import cut_prompt, read_prompts
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.models.load_transformers import TOLERANCE

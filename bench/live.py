@@ -18,12 +18,8 @@ from tqdm import tqdm
 from bench.drafts import add_draft_arguments, load_family
 from bench.options import (
     Record,
-    add_method_arguments,
-    add_model_arguments,
-    add_sampling_arguments,
-    add_save_argument,
-    check_counts,
-    check_save,
+    add_run_arguments,
+    check_run,
     conditions,
     generation_of,
     has_drafts,
@@ -32,7 +28,7 @@ from bench.options import (
     open_databases,
     print_record,
 )
-from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.prompts import prepared, questions_of
 from engine.backends.base import Backend
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import Databases
@@ -68,21 +64,16 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench live`."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_sampling_arguments(parser)
-    add_method_arguments(parser)
+    add_run_arguments(parser)
     add_draft_arguments(parser)
     parser.add_argument("--method", default="hd", help="the method that drafts")
     parser.add_argument("--hot", type=int, default=3, help=f"prompts answered at T={HOT:g}, last")
-    add_save_argument(parser)
     parser.set_defaults(limit=10, repeats=3)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure, print, save."""
-    check_counts(options)
-    check_save(options.save)
+    check_run(options)
     if options.hot < 0:
         raise SettingError("Give no negative number of hot prompts.")
     generation, method = generation_of(options), method_named(options.method)

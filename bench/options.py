@@ -31,6 +31,9 @@ EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 SHORT = {"embedded": EMBEDDED, "embedded-gguf": EMBEDDED.with_suffix(".gguf")}
 """Models that come along, by their short names."""
 TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+RANDOM = "random"
+"""In the place of a file of prompts: tokens drawn at random."""
 LIBRARIES = {TRANSFORMERS: ("torch", "transformers"), LLAMA_CPP: ("llama-cpp-python",)}
 """What computes the forwards of each kind of model."""
 WORDS = {
@@ -60,6 +63,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         add(name, type=type(default), default=default, help=words)
 
 
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which prompts are measured, and how long an answer may be."""
+    add = parser.add_argument
+    add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns', or 'random' tokens")
+    add("--skip", type=int, default=0, help="leave out the first N of every category")
+    add("--limit", type=int, default=0, help="prompts in all, 0 for every one (random: 8)")
+    add("--max-new-tokens", type=int, default=128)
+
+
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how tokens are drawn."""
     add = parser.add_argument
@@ -78,6 +90,21 @@ def add_save_argument(parser: argparse.ArgumentParser) -> None:
     """Declare where the JSON line is kept."""
     add = parser.add_argument
     add("--save", type=Path, metavar="FILE", help="write the JSON line to a file as well")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare all of these: what every command has that compares methods on prompts."""
+    add_model_arguments(parser)
+    add_prompt_arguments(parser)
+    add_sampling_arguments(parser)
+    add_method_arguments(parser)
+    add_save_argument(parser)
+
+
+def check_run(options: argparse.Namespace) -> None:
+    """Raise SettingError where one of these cannot be, before anything is measured."""
+    check_counts(options)
+    check_save(options.save)
 
 
 def check_counts(options: argparse.Namespace) -> None:

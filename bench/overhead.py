@@ -22,12 +22,8 @@ from bench.measure import measure
 from bench.options import (
     LLAMA_CPP,
     Record,
-    add_method_arguments,
-    add_model_arguments,
-    add_sampling_arguments,
-    add_save_argument,
-    check_counts,
-    check_save,
+    add_run_arguments,
+    check_run,
     conditions,
     generation_of,
     headline,
@@ -37,7 +33,7 @@ from bench.options import (
 )
 from bench.peer import LLAMA, Peer
 from bench.peers import made_peers
-from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.prompts import prepared, questions_of
 from bench.speed import speed
 from engine.backends.base import Backend
 from engine.decode import never
@@ -55,18 +51,14 @@ CACHED, SEED = 256, 0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench overhead`."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_sampling_arguments(parser)
-    add_method_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed of each size")
-    add_save_argument(parser)
     parser.set_defaults(model="embedded-gguf", repeats=3)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure, print, save."""
-    check_counts(options)
+    check_run(options)
     if options.steps < 2:
         raise SettingError(f"Time at least two steps, not {options.steps}.")
     if kind_of(options.model) != LLAMA_CPP:
@@ -74,7 +66,6 @@ def run(options: argparse.Namespace) -> None:
             f"The model {options.model!r} is no GGUF file, and the overhead around llama.cpp is of "
             "those. Name one with --model."
         )
-    check_save(options.save)
     generation = generation_of(options)
     questions = questions_of(options)
     backend = load_model(options.model, options)

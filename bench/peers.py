@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from bench.options import EMBEDDED, LLAMA_CPP, TRANSFORMERS, kind_of, runtime_of, source_of
+from bench.options import EMBEDDED, LLAMA_CPP, RANDOM, TRANSFORMERS, kind_of, runtime_of, source_of
 from bench.peer import (
     ASSISTED,
     GENERATE,
@@ -28,7 +28,6 @@ from bench.peer import (
     SERVER,
     Peer,
 )
-from bench.prompts import RANDOM
 from engine.backends.base import Backend
 from engine.errors import SettingError
 from engine.methods import METHODS, PREFIXES

@@ -7,24 +7,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.options import LLAMA_CPP, TRANSFORMERS
+from bench.options import LLAMA_CPP, RANDOM, TRANSFORMERS
 from engine.backends.base import Backend
 from engine.errors import PromptError, SettingError
 from engine.prompt import Chat
 from engine.types import Message
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
-RANDOM = "random"
 RANDOM_PROMPTS, RANDOM_TOKENS, RANDOM_SEED = 8, 200, 0
-
-
-def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare which prompts are measured, and how long an answer may be."""
-    add = parser.add_argument
-    add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns', or 'random' tokens")
-    add("--skip", type=int, default=0, help="leave out the first N of every category")
-    add("--limit", type=int, default=0, help="prompts in all, 0 for every one (random: 8)")
-    add("--max-new-tokens", type=int, default=128)
 
 
 def questions_of(options: argparse.Namespace) -> list[tuple[str, str]]:

@@ -26,12 +26,8 @@ from bench.drafts import add_draft_arguments, load_family
 from bench.measure import Result, is_adaptive, measure
 from bench.options import (
     Record,
-    add_method_arguments,
-    add_model_arguments,
-    add_sampling_arguments,
-    add_save_argument,
-    check_counts,
-    check_save,
+    add_run_arguments,
+    check_run,
     conditions,
     generation_of,
     has_drafts,
@@ -52,7 +48,7 @@ from bench.peers import (
     made_peers,
     program_versions,
 )
-from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.prompts import prepared, questions_of
 from engine.backends.base import Backend
 from engine.compare import gain
 from engine.drafting.costs import measure_costs
@@ -63,10 +59,7 @@ from engine.types import TIERS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench speed`."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_sampling_arguments(parser)
-    add_method_arguments(parser)
+    add_run_arguments(parser)
     add_draft_arguments(parser)
     add = parser.add_argument
     add("--assistant", help="the draft model of 'assisted' (the embedded model brings one)")
@@ -74,13 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--methods", help=f"comma between; default for {defaults}")
     add("--nodes", type=int, default=Drafting().nodes)
     add("--budget", default=Drafting().budget, help=f"{' or '.join(BUDGETS)}: what limits a draft")
-    add_save_argument(parser)
 
 
 def checked_names(options: argparse.Namespace) -> list[str]:
     """The methods of the run. Raises SettingError for options that cannot work, before any load."""
-    check_counts(options)
-    check_save(options.save)
+    check_run(options)
     return checked_methods(options)
 
 

@@ -19,12 +19,8 @@ from bench.drafts import add_draft_arguments, load_family
 from bench.measure import Result, measure
 from bench.options import (
     Record,
-    add_method_arguments,
-    add_model_arguments,
-    add_sampling_arguments,
-    add_save_argument,
-    check_counts,
-    check_save,
+    add_run_arguments,
+    check_run,
     conditions,
     generation_of,
     headline,
@@ -33,7 +29,7 @@ from bench.options import (
     print_record,
 )
 from bench.peer import Peer
-from bench.prompts import add_prompt_arguments, prepared, questions_of
+from bench.prompts import prepared, questions_of
 from bench.speed import gained, speed, times
 from engine.drafting.costs import measure_costs
 from engine.hsd.diagnosis import why
@@ -48,13 +44,9 @@ HD, BOTH, PLANNED = "hd", "hd+hsd", "hsd"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench stack`."""
-    add_model_arguments(parser)
+    add_run_arguments(parser)
     add_draft_arguments(parser)
-    add_prompt_arguments(parser)
-    add_sampling_arguments(parser)
-    add_method_arguments(parser)
     parser.add_argument("--rule", choices=RULES, default=RULES[0], help="how drafts are verified")
-    add_save_argument(parser)
 
 
 def rivals(profile: Profile, rule: Rule) -> dict[str, Plan]:
@@ -73,8 +65,7 @@ def is_single(plan: Plan) -> bool:
 
 def run(options: argparse.Namespace) -> None:
     """Profile, plan, measure, print, save."""
-    check_counts(options)
-    check_save(options.save)
+    check_run(options)
     generation = generation_of(options)
     questions = questions_of(options)
     target = load_model(options.model, options)

@@ -22,6 +22,7 @@ from bench.options import (
     SHORT,
     Record,
     add_model_arguments,
+    add_prompt_arguments,
     add_sampling_arguments,
     add_save_argument,
     check_save,
@@ -29,7 +30,7 @@ from bench.options import (
     print_record,
     runtime_of,
 )
-from bench.prompts import add_prompt_arguments, questions_of
+from bench.prompts import questions_of
 from engine.compare import live
 from engine.local import Local
 from engine.metrics import summarise

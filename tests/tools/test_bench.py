@@ -150,7 +150,8 @@ def test_prompt_files_that_are_none(
 
 
 def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
-    from bench.prompts import PROMPTS, read_prompts
+    from bench.options import PROMPTS
+    from bench.prompts import read_prompts
 
     path = tmp_path / "prompts.jsonl"
     rows = [("a", "1"), ("a", "2"), ("a", "3"), ("b", "4"), ("c", "5"), ("c", "6")]
