@@ -21,7 +21,6 @@ from dataclasses import asdict, astuple, fields
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
@@ -35,12 +34,10 @@ from bench.options import (
     EMBEDDED,
     Record,
 )
-from bench.shape import SHAPES, Config, Shape, check_fits
+from bench.shape import SHAPES, Config, Model, Shape, check_fits
 from engine.errors import ModelError, SettingError
 from engine.models.load_transformers import DTYPES, load_transformers
 
-Model = Any
-"""A model of the transformers library, whose parts are made when it is."""
 AXES = {
     "embed_tokens": ("vocabulary", "hidden"),
     "q_proj": ("heads", "hidden"),

@@ -10,7 +10,9 @@ LARGEST = 65_536
 """No number of a shape is larger: more is a slip, and torch would not say so."""
 
 Config = Any
-"""A configuration of the transformers library, which declares none of what is read here."""
+Model = Any
+"""A configuration and a model of the transformers library. Which attributes these have is known
+once they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)

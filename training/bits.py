@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from bench.shape import Model
 from engine.errors import SettingError
 from engine.models.load_transformers import pick_device
 from training.documents import Document, read
@@ -136,7 +136,7 @@ def batches(pieces: Iterable[Window]) -> Iterator[list[Window]]:
 
 @torch.inference_mode()
 def batch_bits(
-    model: Any, batch: list[Window], device: torch.device
+    model: Model, batch: list[Window], device: torch.device
 ) -> Iterator[tuple[str, float]]:
     """Source and bits of each window. Padding is behind all that it could change."""
     longest = max(len(tokens) for _, tokens in batch)

@@ -182,7 +182,7 @@ class Fit:
             batch = torch.from_numpy(rows).to(self.device, non_blocking=True)
             with mixed(self.device):
                 loss: Any = self.loss(batch[:, :-1], batch[:, 1:])
-            (loss / pieces).backward()
+            (loss / pieces).backward()  # torch does not annotate it
             total += loss.detach() / pieces
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip)
         for part in (*self.optimizers, *self.schedules):
@@ -192,7 +192,7 @@ class Fit:
         return float(total)
 
 
-def mixed(device: torch.device) -> AbstractContextManager[Any]:
+def mixed(device: torch.device) -> AbstractContextManager[object]:
     """Matrix products in bfloat16; weights and what the optimizers know stay in float32."""
     return torch.autocast(device.type, torch.bfloat16)
 

@@ -28,6 +28,8 @@ TEMPLATE = (
     "{{ '<|' + m['role'] + '|>' + m['content'] | trim + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+TransformersTokenizer = Any
+"""A tokenizer of the transformers library, which declares little of what it can do."""
 BATCH = 1000
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 LARGEST = 1 << 16
@@ -83,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"{held.total():9,}")
 
 
-def tokenizer_of(options: argparse.Namespace, folder: Path) -> Any:
+def tokenizer_of(options: argparse.Namespace, folder: Path) -> TransformersTokenizer:
     """The one that is given, or one made for these texts; its files are in `folder` then."""
     if not options.tokenizer:
         documents = read(options.texts, options.sample)
@@ -107,7 +109,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         shutil.copyfile(source / name, target / name)
 
 
-def train_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:
+def train_tokenizer(texts: Iterable[str], size: int, context: int) -> TransformersTokenizer:
     """A byte-level BPE tokenizer with the chat template of the family."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -119,7 +121,7 @@ def train_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(tqdm(texts, desc="Tokenizer", unit=" texts"), trainer)
-    wrapper: Any = PreTrainedTokenizerFast
+    wrapper: Any = PreTrainedTokenizerFast  # it declares none of these arguments
     return wrapper(
         tokenizer_object=tokenizer,
         bos_token=BEGIN,
@@ -132,7 +134,7 @@ def train_tokenizer(texts: Iterable[str], size: int, context: int) -> Any:
     )
 
 
-def rendered(tokenizer: Any, document: Document) -> str:
+def rendered(tokenizer: TransformersTokenizer, document: Document) -> str:
     """The document as a model reads it."""
     if document.messages:
         text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
@@ -141,7 +143,7 @@ def rendered(tokenizer: Any, document: Document) -> str:
 
 
 def tokenized(
-    tokenizer: Any, documents: Iterable[Document]
+    tokenizer: TransformersTokenizer, documents: Iterable[Document]
 ) -> Iterator[tuple[Document, list[int]]]:
     """Every document with its tokens."""
     rest = iter(tqdm(documents, desc="Tokens", unit=" documents"))

@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from bench.shape import Shape
+from bench.shape import Config, Model, Shape
 from engine.errors import ModelError, SettingError
 from engine.models.load_transformers import pick_device
 from training.corpus import Corpus
 from training.fit import Fit, Loss, Plan
-from training.prepare import copy_tokenizer
+from training.prepare import TransformersTokenizer, copy_tokenizer
 
 HEAD = 64
 """The size of every head: what the inflated models of the benchmarks are made for."""
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         print("The same command goes on from here.")
 
 
-def student(options: argparse.Namespace, tokenizer: Any) -> Any:
+def student(options: argparse.Namespace, tokenizer: TransformersTokenizer) -> Model:
     """The model to be trained, in float32. Raises SettingError, ModelError."""
     if (options.start is None) == (options.shape is None):
         raise SettingError("Say either the --shape of a new model or a folder to --start from.")
@@ -80,11 +80,13 @@ def student(options: argparse.Namespace, tokenizer: Any) -> Any:
         return loaded(options.start)
     torch.manual_seed(options.seed)
     config = config_of(options.shape, tokenizer, options.context, options.theta)
-    maker: Any = AutoModelForCausalLM
+    maker: Any = AutoModelForCausalLM  # it does not annotate what is called
     return maker.from_config(config, dtype=torch.float32)
 
 
-def config_of(shape: Shape, tokenizer: Any, context: int, theta: float) -> LlamaConfig:
+def config_of(
+    shape: Shape, tokenizer: TransformersTokenizer, context: int, theta: float
+) -> LlamaConfig:
     """The config of a family member: a Llama model whose embeddings are also its last layer."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
@@ -104,7 +106,7 @@ def config_of(shape: Shape, tokenizer: Any, context: int, theta: float) -> Llama
     )
 
 
-def loaded(folder: Path) -> Any:
+def loaded(folder: Path) -> Model:
     """The model in a folder, in float32. Raises ModelError."""
     try:
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
@@ -112,7 +114,7 @@ def loaded(folder: Path) -> Any:
         raise ModelError(f"There is no model in {str(folder)!r}: {error}") from error
 
 
-def placed(model: Any, device: torch.device) -> Any:
+def placed(model: Model, device: torch.device) -> Model:
     """The model on its device. Plain attention, once compiled, trains faster on a processor than
     torch's fused one does (docs/log.md)."""
     if device.type == "cpu":
@@ -120,7 +122,7 @@ def placed(model: Any, device: torch.device) -> Any:
     return model.to(device)
 
 
-def check(config: Any, tokenizer: Any, plan: Plan) -> None:
+def check(config: Config, tokenizer: TransformersTokenizer, plan: Plan) -> None:
     """Raise SettingError where a model cannot read the windows of a plan."""
     if len(tokenizer) > config.vocab_size:
         raise SettingError(
@@ -148,7 +150,7 @@ def passes_of(words: list[str]) -> dict[str, float]:
     return passes
 
 
-def of_text(model: Any) -> Loss:
+def of_text(model: Model) -> Loss:
     """Cross entropy of the text."""
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -158,7 +160,7 @@ def of_text(model: Any) -> Loss:
     return loss
 
 
-def of_teacher(model: Any, teacher: Any) -> Loss:
+def of_teacher(model: Model, teacher: Model) -> Loss:
     """Kullback-Leibler divergence of the student's distribution from the teacher's."""
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
