@@ -18,8 +18,8 @@ from app.service.notices import Notices
 from app.service.preferences import Preferences
 from app.service.recorder import UPDATE_SECONDS, Recorder, Update
 from app.service.revival import Revival
-from app.service.runs import Run, Runs
 from app.service.stores import Kept, Stores
+from app.service.tasks import Task, Tasks
 from engine.engine import (
     Engine,
     Event,
@@ -117,7 +117,7 @@ class Answering:
     """See the module's docstring."""
 
     engine: Engine
-    runs: Runs
+    tasks: Tasks
     current: Current
     stacks: Stacks
     chat: Chat
@@ -134,23 +134,23 @@ class Answering:
         Closing the iterator early keeps what was emitted. Raises Cancelled when it was stopped
         before its turn had come, and Busy.
         """
-        with self.runs.begin(owner, conversation_id, asked=True) as run:
+        with self.tasks.begin(owner, conversation_id, asked=True) as task:
             try:
-                yield from self.decoded(owner, conversation_id, preferences, run)
+                yield from self.decoded(owner, conversation_id, preferences, task)
                 return
             except EngineDied:
                 messages = self.chat.conversations(owner).messages(conversation_id)
                 if messages[-1].role != "user":
                     raise
             # Nothing of it was said: the next engine may do better.
-            yield from self.revival.awaited(run)
-            yield from self.decoded(owner, conversation_id, preferences, run)
+            yield from self.revival.awaited(task)
+            yield from self.decoded(owner, conversation_id, preferences, task)
 
     def decoded(
-        self, owner: str, conversation_id: str, preferences: Preferences, run: Run
+        self, owner: str, conversation_id: str, preferences: Preferences, task: Task
     ) -> Generator[Update | Waiting, None, None]:
-        """`answer`, as one run."""
-        yield from self.revival.loaded(run)
+        """`answer`, as one task."""
+        yield from self.revival.loaded(task)
         method, generation = preferences.chosen(), preferences.seeded()
         messages = tuple(self.chat.prompt(owner, conversation_id))
         profile = self.stacks.profile_for(generation.sampling)
@@ -164,6 +164,6 @@ class Answering:
         )
         wiped = self.stores.past_answers.wiped[owner]
         kept = Kept(owner, conversation_id, self.current.info, wiped)
-        stream = run.stop.start(lambda: self.engine.generate(request))
+        stream = task.stop.start(lambda: self.engine.generate(request))
         growing = Growing(request, stream, recorder, self.stores, self.history, kept)
         yield from growing.updates()

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from app.service.history import History
 from app.service.revival import Revival
-from app.service.runs import Runs
+from app.service.tasks import Tasks
 from engine.engine import Engine
 from engine.errors import EngineDied, ModelError, PromptError
 from engine.loaded import NO_MODEL
@@ -24,10 +24,10 @@ class Chat:
     """See the module's docstring."""
 
     def __init__(
-        self, engine: Engine, database: Database, runs: Runs, history: History, revival: Revival
+        self, engine: Engine, database: Database, tasks: Tasks, history: History, revival: Revival
     ) -> None:
         self.engine, self.database = engine, database
-        self.runs, self.history, self.revival = runs, history, revival
+        self.tasks, self.history, self.revival = tasks, history, revival
 
     def conversations(self, owner: str) -> Conversations:
         """The owner's conversations."""
@@ -35,7 +35,7 @@ class Chat:
 
     def delete(self, owner: str, conversation_id: str) -> None:
         """Delete a conversation with all that was derived from it but the model tier."""
-        self.runs.stop(owner, conversation_id)
+        self.tasks.stop(owner, conversation_id)
         self.conversations(owner).delete(conversation_id)
         self.history.last.pop((owner, conversation_id), None)
         self.engine.forget(owner, conversation_id)
@@ -55,7 +55,7 @@ class Chat:
             if store.get(conversation_id).title == UNTITLED:
                 store.rename(conversation_id, title[:TITLE].rstrip() or UNTITLED)
         store.append(conversation_id, "user", text)
-        self.runs.ask(owner, conversation_id)
+        self.tasks.ask(owner, conversation_id)
         return conversation_id
 
     def check(self, owner: str, text: str) -> None:
@@ -80,7 +80,7 @@ class Chat:
         with self.database.write():
             store.truncate(conversation_id, position)
             store.append(conversation_id, "user", text)
-        self.runs.ask(owner, conversation_id)
+        self.tasks.ask(owner, conversation_id)
 
     def drop_answer(self, owner: str, conversation_id: str) -> None:
         """Take back what follows the user's last message, before answering it again."""
@@ -91,7 +91,7 @@ class Chat:
         if not said:
             raise PromptError("There is no message to answer yet. Write something first.")
         store.truncate(conversation_id, said[-1] + 1)
-        self.runs.ask(owner, conversation_id)
+        self.tasks.ask(owner, conversation_id)
 
     def prompt(self, owner: str, conversation_id: str) -> list[Message]:
         """The conversation as the model reads it; messages in a row by one role become one.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from app.service.runs import Stop
+from app.service.tasks import Stop
 from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Speedup
 from engine.engine import Engine, Measured, Notice, Request, Started, answered

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from app.service.families import Families, Family
-from app.service.runs import Runs
+from app.service.tasks import Tasks
 from engine.backends.base import BackendInfo
 from engine.engine import Engine, Share, State
 from engine.errors import EngineDied, ModelError, SettingError, StrataError
@@ -59,7 +59,7 @@ class Stacks:
         self.engine, self.loaders = engine, loaders
         self.store = ProfileStore(database)
         self.offered: list[str] = []
-        self.runs = Runs()
+        self.tasks = Tasks()
         self.state = State()
         self.drop()
 
@@ -137,15 +137,15 @@ class Stacks:
             if not self.loaders.present(source):
                 (fetch or self.fetch)(source)
         self.check_memory([s for s in wanted if s not in self.sources.values()])
-        with self.runs.begin(OWNER, "") as run:
-            for _ in run.stop.start(lambda: self.engine.load_drafts(self.named(wanted))):
+        with self.tasks.begin(OWNER, "") as task:
+            for _ in task.stop.start(lambda: self.engine.load_drafts(self.named(wanted))):
                 pass
         self.offered += [source for source in wanted if source not in self.offered]
 
     def fetch(self, source: str) -> None:
         """Download what is missing of a model, unseen, until it is stopped."""
-        with self.runs.begin(OWNER, "") as run:
-            self.loaders.download(source, lambda done, total: None, run.stop.is_set)
+        with self.tasks.begin(OWNER, "") as task:
+            self.loaders.download(source, lambda done, total: None, task.stop.is_set)
 
     def check_memory(self, sources: Sequence[str]) -> None:
         """Raise ModelError unless these models fit into what is free."""
@@ -256,7 +256,7 @@ class Stacks:
 
     def stop(self) -> None:
         """End the profile, the measurement or the download that waits or is under way."""
-        self.runs.stop(OWNER, "")
+        self.tasks.stop(OWNER, "")
 
     def profile(
         self, sampling: Sampling, texts: Sequence[str] = PROMPTS, tokens: int = TOKENS
@@ -285,7 +285,7 @@ class Stacks:
     def long(self, begin: Callable[[], Stream[T]], what: str) -> Iterator[float]:
         """The shares of a long piece of work; what comes of it is kept here. An error of the
         libraries below becomes one that says what it ended."""
-        with self.runs.begin(OWNER, "") as run, run.stop.start(begin) as stream:
+        with self.tasks.begin(OWNER, "") as task, task.stop.start(begin) as stream:
             try:
                 for item in stream:
                     if isinstance(item, Share) and item.share is not None:

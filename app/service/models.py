@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
 from app.service.costs import Costs
 from app.service.draft_models import Stacks, amount
-from app.service.runs import Run, Runs
+from app.service.tasks import Task, Tasks
 from engine.engine import CostsMeasured, Engine, Load, Notice, Share, WantedCosts, answered
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
 from engine.loaded import Costs as CostRecord
@@ -81,7 +81,7 @@ class Models:
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
         """What was found in each folder that was scanned."""
-        self.runs = Runs()
+        self.tasks = Tasks()
         self.busy = threading.Lock()
         self.over = threading.Event()
         """Set when a load is over."""
@@ -184,7 +184,7 @@ class Models:
 
     def stop(self) -> None:
         """End the load under way while it downloads, or waits for the model."""
-        self.runs.stop(OWNER, "")
+        self.tasks.stop(OWNER, "")
 
     def load(self, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Iterator[Progress]:
         """Let another model take the place of the loaded one: yields how far that is.
@@ -220,7 +220,7 @@ class Models:
                 f"{title_of(source)} cannot be loaded now: another model is being loaded. Wait "
                 "until it is ready, or stop it."
             )
-        run = self.runs.ask(OWNER, "")
+        task = self.tasks.ask(OWNER, "")
         self.progress, self.problem = Progress(None, f"Loading {title_of(source)} …"), ""
         self.over.clear()
 
@@ -230,8 +230,8 @@ class Models:
                 report(progress)
 
             try:
-                with self.runs.begin(OWNER, "", asked=True):
-                    self.bring(source, runtime, drafts, note, run)
+                with self.tasks.begin(OWNER, "", asked=True):
+                    self.bring(source, runtime, drafts, note, task)
             except Exception as error:
                 self.problem = str(error)
                 raise
@@ -242,23 +242,23 @@ class Models:
         return reported(title_of(source), work)
 
     def bring(
-        self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report, run: Run
+        self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report, task: Task
     ) -> None:
         """Everything from a source to a model in use."""
         name = title_of(source)
         self.notices = []
         if not self.loaders.present(source):
-            self.fetch(source, report, run)
+            self.fetch(source, report, task)
         beside = self.check_memory(source, runtime)
         report(Progress(None, f"Loading {name} …"))
         named = name if is_embedded(source) else ""
-        self.exchange(Load(source, runtime, named, beside), report, run)
+        self.exchange(Load(source, runtime, named, beside), report, task)
         self.keep(source, runtime)
-        self.notices += self.stacks.restore(drafts, lambda draft: self.fetch(draft, report, run))
+        self.notices += self.stacks.restore(drafts, lambda draft: self.fetch(draft, report, task))
         report(Progress(1.0, f"{name} is loaded."))
 
-    def fetch(self, source: str, report: Report, run: Run) -> None:
-        """Download what is missing of a model, until the run is stopped."""
+    def fetch(self, source: str, report: Report, task: Task) -> None:
+        """Download what is missing of a model, until the task is stopped."""
         words = f"Downloading {title_of(source)}"
 
         def progress(done: int, total: int) -> None:
@@ -266,12 +266,12 @@ class Models:
             report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
 
         report(Progress(None, f"{words} …"))
-        self.loaders.download(source, progress, run.stop.is_set)
+        self.loaders.download(source, progress, task.stop.is_set)
 
     def fetch_alone(self, source: str, report: Report) -> None:
-        """The same as a run of its own."""
-        with self.runs.begin(OWNER, "") as run:
-            self.fetch(source, report, run)
+        """The same as a task of its own."""
+        with self.tasks.begin(OWNER, "") as task:
+            self.fetch(source, report, task)
 
     def check_memory(self, source: str, runtime: Runtime) -> bool:
         """Whether a model fits beside the loaded ones. Raises ModelError unless it fits at least
@@ -301,10 +301,10 @@ class Models:
         self.stacks.offered = [*drafts_beside(source), *mine]
         self.tried(lambda: self.store.add(source, asdict(runtime)))
 
-    def exchange(self, wanted: Load, report: Report, run: Run) -> None:
+    def exchange(self, wanted: Load, report: Report, task: Task) -> None:
         """Have the engine load a model in the place of the one that it has."""
         spec, drafts = self.stacks.spec, self.engine.state.drafts
-        stream = run.stop.start(lambda: self.engine.load(wanted))
+        stream = task.stop.start(lambda: self.engine.load(wanted))
 
         def recall(asked: WantedCosts) -> CostRecord | None:
             return self.tried(partial(self.costs.recall, asked.info))

@@ -14,8 +14,8 @@ from app.service.history import Answered, History
 from app.service.notices import Notices
 from app.service.preferences import Preferences
 from app.service.revival import Revival
-from app.service.runs import Run, Runs
 from app.service.stores import Stores
+from app.service.tasks import Task, Tasks
 from engine.backends.base import BackendInfo
 from engine.engine import (
     Engine,
@@ -44,7 +44,7 @@ class Proofs:
     """See the module's docstring."""
 
     engine: Engine
-    runs: Runs
+    tasks: Tasks
     current: Current
     stacks: Stacks
     stores: Stores
@@ -61,11 +61,11 @@ class Proofs:
         at one load of the machine; their drafters have not learned this answer. Raises PromptError
         when the loaded model gave none, or when the proof was stopped.
         """
-        with self.runs.begin(owner, conversation_id) as run:
-            yield from self.proved(owner, conversation_id, run)
+        with self.tasks.begin(owner, conversation_id) as task:
+            yield from self.proved(owner, conversation_id, task)
 
-    def proved(self, owner: str, conversation_id: str, run: Run) -> Iterator[Proof | Waiting]:
-        """`prove`, as one run."""
+    def proved(self, owner: str, conversation_id: str, task: Task) -> Iterator[Proof | Waiting]:
+        """`prove`, as one task."""
         answered = self.history.last.get((owner, conversation_id))
         if answered is None or answered.info != self.current.info:
             raise PromptError(
@@ -78,7 +78,7 @@ class Proofs:
             generation = replace(generation, max_tokens=max(1, len(said)))
         request = Request((), answered.prompt, generation, answered.method, None, owner)
         measured = Measured((*answered.prompt, *said), len(said), answered.calibration)
-        pairs = self.pairs(request, measured, run, answered.info)
+        pairs = self.pairs(request, measured, task, answered.info)
         progress: Progress | None = None
         for item in pairs.compare(PROOFS, ENOUGH):
             if isinstance(item, Waiting):
@@ -127,9 +127,9 @@ class Proofs:
         """
         messages = [Message("system", system.strip())] if system.strip() else []
         messages.append(Message("user", text))
-        with self.runs.begin(owner, "") as run:
-            yield from self.revival.loaded(run)
-            yield from self.compared(owner, messages, preferences, repeats, run)
+        with self.tasks.begin(owner, "") as task:
+            yield from self.revival.loaded(task)
+            yield from self.compared(owner, messages, preferences, repeats, task)
 
     def compared(
         self,
@@ -137,9 +137,9 @@ class Proofs:
         messages: Sequence[Message],
         preferences: Preferences,
         repeats: int,
-        run: Run,
+        task: Task,
     ) -> Iterator[Progress | Waiting]:
-        """`compare`, as one run.
+        """`compare`, as one task.
 
         The answer that was last given to the same prompt is not known to its drafters: who compares
         after asking wants to see what a first answer gains.
@@ -154,7 +154,7 @@ class Proofs:
 
         method, generation = preferences.chosen(), preferences.seeded()
         request = Request(tuple(messages), (), generation, method, None, owner)
-        pairs = self.pairs(request, Measured(), run)
+        pairs = self.pairs(request, Measured(), task)
         pairs.unlearn = unlearn
         progress: Progress | None = None
         for item in pairs.compare(repeats):
@@ -169,10 +169,10 @@ class Proofs:
             self.current.plain = PlainSpeed(median(speeds), "in the last comparison")
 
     def pairs(
-        self, request: Request, measured: Measured, run: Run, info: BackendInfo | None = None
+        self, request: Request, measured: Measured, task: Task, info: BackendInfo | None = None
     ) -> Pairs:
         """Pairs of runs of a request by the model of `info`, or whichever is loaded; they end with
-        `run`."""
+        `task`."""
         owner = request.owner
         request = replace(request, profile=self.stacks.profile_for(request.generation.sampling))
 
@@ -184,4 +184,4 @@ class Proofs:
         def report(problem: str) -> None:
             self.notices.report(owner, problem)
 
-        return Pairs(self.engine, request, measured, reply, report, run.stop, info)
+        return Pairs(self.engine, request, measured, reply, report, task.stop, info)

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 from app.service.draft_models import Stacks
 from app.service.models import Models
-from app.service.runs import Run
+from app.service.tasks import Task
 from engine.backends import fast_path
 from engine.engine import Engine, State
 from engine.errors import EngineDied, StrataError
@@ -122,27 +122,27 @@ class Revival:
         """Whether the model is being brought back."""
         return self.lock.locked()
 
-    def awaited(self, run: Run) -> Iterator[Waiting]:
+    def awaited(self, task: Task) -> Iterator[Waiting]:
         """Wait until the model of a process that ended is back, or given up. Raises Cancelled."""
         latest, begun = monotonic() + PATIENCE, False
         while not self.engine.state.there:
             begun = begun or self.busy
             if not self.busy and (begun or monotonic() > latest):
                 return
-            if run.stop.is_set():
+            if task.stop.is_set():
                 raise before_it_began()
             yield Waiting(1, loading=True)
-            run.stop.event.wait(LOOK_SECONDS)
+            task.stop.event.wait(LOOK_SECONDS)
 
     @property
     def coming(self) -> bool:
         """Whether a model is being loaded, or brought back."""
         return self.models.loading is not None or self.busy
 
-    def loaded(self, run: Run) -> Iterator[Waiting]:
+    def loaded(self, task: Task) -> Iterator[Waiting]:
         """Wait for the model that is being loaded, if none is there. Raises Cancelled."""
         while not self.engine.state.there and self.coming:
-            if run.stop.is_set():
+            if task.stop.is_set():
                 raise before_it_began()
             yield Waiting(1, loading=True)
             self.models.over.wait(LOAD_LOOK_SECONDS)

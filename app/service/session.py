@@ -22,8 +22,8 @@ from app.service.models import Models
 from app.service.notices import Notices
 from app.service.proofs import Proofs
 from app.service.revival import Revival, end_hung
-from app.service.runs import Runs
 from app.service.stores import Stores
+from app.service.tasks import Tasks
 from engine.backends.base import BackendInfo
 from engine.engine import Engine, State
 from engine.loaded import NO_MODEL_INFO
@@ -62,16 +62,16 @@ class Session:
         self.stores = Stores(engine, database, self.notices, self.past_answers, self.costs)
         self.history = History(database, self.notices)
         # models
-        self.runs = Runs(partial(end_hung, engine))
+        self.tasks = Tasks(partial(end_hung, engine))
         self.stacks = Stacks(engine, database, loaders)
         self.models = Models(engine, database, self.stacks, self.costs, loaders, guests)
         self.gguf = GgufSupport(guests)
         self.revival = Revival(engine, self.stacks, self.models, self.tell)
         # what is done with them
-        self.chat = Chat(engine, database, self.runs, self.history, self.revival)
+        self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
         self.answering = Answering(
             engine,
-            self.runs,
+            self.tasks,
             self.current,
             self.stacks,
             self.chat,
@@ -82,7 +82,7 @@ class Session:
         )
         self.proofs = Proofs(
             engine,
-            self.runs,
+            self.tasks,
             self.current,
             self.stacks,
             self.stores,
@@ -102,7 +102,7 @@ class Session:
 
     def tell(self, notice: str) -> None:
         """A notice for whoever has used the app by now."""
-        users = [*list(self.history.last), *list(self.runs.known)]
+        users = [*list(self.history.last), *list(self.tasks.known)]
         for owner in {OWNER, *(owner for owner, _ in users)}:
             self.notices.report(owner, notice)
 

@@ -1,6 +1,6 @@
 """How events are wired: whose they are, which queue they wait in, how errors are told.
 
-No event waits for another: who uses the model waits in a queue of our own (app/service/runs.py),
+No event waits for another: who uses the model waits in a queue of our own (app/service/tasks.py),
 which knows whose turn it is and can be left. No event is an API endpoint for other programs.
 """
 

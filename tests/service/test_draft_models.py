@@ -598,7 +598,7 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
     prefill = draft.prefill
 
     def reading(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
-        session.runs.stop(OWNER, conversation)
+        session.tasks.stop(OWNER, conversation)
         heard.append(cancelled())
         return prefill(tokens, cancelled)
 

@@ -70,7 +70,7 @@ def test_stop_ends_it_and_what_there_is_of_it_stays(session: Session, toy: Held)
     toy.allow(3)
     answer = session.generations.start(OWNER, conversation, preferences("plain", 500))
     assert soon(lambda: toy.allowed[0] == 0)
-    session.runs.stop(OWNER, conversation)
+    session.tasks.stop(OWNER, conversation)
     toy.allow()
     update = ended(answer).update
     assert update is not None and update.finish == "cancelled"

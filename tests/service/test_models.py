@@ -20,8 +20,8 @@ from app.service import models
 from app.service.models import Candidate, Progress
 from app.service.preferences import Preferences
 from app.service.recorder import Update
-from app.service.runs import Run, Runs
 from app.service.session import Session
+from app.service.tasks import Task, Tasks
 from engine.backends.base import Backend
 from engine.backends.scores import LogitScores
 from engine.backends.toy import END, VOCABULARY, ToyBackend, deviating
@@ -553,16 +553,16 @@ def test_stored_costs_that_cannot_be_read_are_measured(
 # stopping and waiting
 
 
-def stop_of(runs: Runs, about: str = "") -> threading.Event:
-    """What is set when the engine stops what it does for the one run that is known."""
-    (run,) = runs.known[OWNER, about]
-    return run.stop.streams[-1].stopped
+def stop_of(tasks: Tasks, about: str = "") -> threading.Event:
+    """What is set when the engine stops what it does for the one task that is known."""
+    (task,) = tasks.known[OWNER, about]
+    return task.stop.streams[-1].stopped
 
 
-def loading_run(session: Session) -> Run:
+def loading_task(session: Session) -> Task:
     """The load under way."""
-    (run,) = session.models.runs.known[OWNER, ""]
-    return run
+    (task,) = session.models.tasks.known[OWNER, ""]
+    return task
 
 
 def test_a_download_tells_how_far_it_is(session: Session) -> None:
@@ -577,7 +577,7 @@ def test_a_download_tells_how_far_it_is(session: Session) -> None:
 
 def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> None:
     backend = loaded(session)
-    shop.between = lambda: loading_run(session).stop.event.wait(10) and None
+    shop.between = lambda: loading_task(session).stop.event.wait(10) and None
     for progress in (loading := session.models.load("hub/two")):
         if "Downloading two:" in progress.words:
             break
@@ -633,7 +633,7 @@ def test_an_answer_under_way_ends_and_is_kept(
     first = next(updates)
     loading = session.models.load(shop.source("two"))
     assert next(loading).words == "Loading two …"
-    assert stop_of(session.runs, conversation).wait(10)
+    assert stop_of(session.tasks, conversation).wait(10)
     gate.set()
     *_, last = updates
     assert last.finish == "cancelled" and last.text.startswith(first.text)
@@ -664,8 +664,8 @@ def test_measurements_under_way_end_too(
     gate.clear()
     loading = session.models.load(shop.source("two"))
     next(loading)
-    runs = session.stacks.runs if work == "profile" else session.runs
-    assert stop_of(runs, conversation if work == "prove" else "").wait(10)
+    tasks = session.stacks.tasks if work == "profile" else session.tasks
+    assert stop_of(tasks, conversation if work == "prove" else "").wait(10)
     gate.set()
     if work == "compare":
         *_, last = running

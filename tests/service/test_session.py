@@ -297,7 +297,7 @@ def test_stop_ends_the_answer_and_keeps_it(
     updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(updates)
-    session.runs.stop(OWNER, conversation)
+    session.tasks.stop(OWNER, conversation)
     toy.allow()
     last = run(updates)
     assert last.finish == "cancelled" and 0 < last.metrics.tokens < 10
@@ -306,7 +306,7 @@ def test_stop_ends_the_answer_and_keeps_it(
 
 def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> None:
     conversation = session.chat.say(OWNER, None, "hello")
-    session.runs.stop(OWNER, conversation)
+    session.tasks.stop(OWNER, conversation)
     with pytest.raises(Cancelled, match="before it began"):
         run(session.answering.answer(OWNER, conversation, preferences()))
     assert texts(session, conversation) == ["hello"] and local(session).queue.running is None
@@ -325,7 +325,7 @@ def test_no_later_request_takes_a_stop_back(
     updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
     next(updates)
-    session.runs.stop(OWNER, conversation)
+    session.tasks.stop(OWNER, conversation)
     requests = {
         "say": lambda: session.chat.say(OWNER, conversation, "and more"),
         "edit": lambda: session.chat.edit(OWNER, conversation, 0, "other"),
@@ -353,11 +353,11 @@ def test_a_waiting_answer_says_so_and_can_leave_the_queue(
     toy.allow(1)
     next(updates)
     waiting = session.answering.answer(OWNER, second, preferences())
-    assert next(waiting) == Waiting(1) and session.runs.busy(OWNER, second)
-    session.runs.stop(OWNER, second)
+    assert next(waiting) == Waiting(1) and session.tasks.busy(OWNER, second)
+    session.tasks.stop(OWNER, second)
     with pytest.raises(Cancelled):
         list(waiting)
-    assert not session.runs.busy(OWNER, second) and session.runs.busy(OWNER, first)
+    assert not session.tasks.busy(OWNER, second) and session.tasks.busy(OWNER, first)
     toy.allow()
     assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
     session.chat.drop_answer(OWNER, second)
@@ -432,12 +432,12 @@ def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs
     toy.allow(1)
     next(answer)
     assert next(pairs) == Waiting(1)
-    session.runs.stop("guest:a", "")
+    session.tasks.stop("guest:a", "")
     *_, last = pairs
     assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
     runs = Traces(db, "guest:a").history(10)
     assert len(runs) == 2, "the pair that was measured is stored"
-    session.runs.stop("guest:b", conversation)
+    session.tasks.stop("guest:b", conversation)
     toy.allow()
     assert run(answer).finish == "cancelled"
 
@@ -803,7 +803,7 @@ def test_a_stopped_answer_can_be_proved_too(
     updates = session.answering.answer(OWNER, conversation, preferences(tokens=500))
     toy.allow(1)
     next(updates)
-    session.runs.stop(OWNER, conversation)
+    session.tasks.stop(OWNER, conversation)
     toy.allow()
     update = run(updates)
     *_, proof = session.proofs.prove(OWNER, conversation)
@@ -880,7 +880,7 @@ def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
     progress = session.proofs.compare(OWNER, "hello", "", preferences(), 5)
     toy.allow(8)
     next(progress)
-    session.runs.stop(OWNER, "")
+    session.tasks.stop(OWNER, "")
     toy.allow()
     *_, last = progress
     assert last.cancelled and len(last.pairs) < 5

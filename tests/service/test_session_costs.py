@@ -8,8 +8,8 @@ import pytest
 
 from app.service.models import Progress
 from app.service.preferences import Preferences
-from app.service.runs import Run
 from app.service.session import Session
+from app.service.tasks import Task
 from engine.backends.base import Backend
 from engine.backends.toy import ToyBackend
 from engine.drafting import costs as engine_costs
@@ -50,7 +50,7 @@ def load(db: Database, toy: ToyBackend, shares: list[float] | None = None) -> Se
             shares.append(progress.share)
 
     session.models.notices = []
-    session.models.exchange(Load("toy"), report, Run(OWNER))
+    session.models.exchange(Load("toy"), report, Task(OWNER))
     assert session.engine.state.there
     return session
 

@@ -349,7 +349,7 @@ def test_nothing_is_said_into_an_answer_that_grows(
         "hello"
     ]
     answer = session.generations.find(OWNER, conversation)
-    session.runs.stop(OWNER, conversation)
+    session.tasks.stop(OWNER, conversation)
     assert answer is not None and soon(lambda: answer.over) and not answer.error
     other.close()
     toy.allow()

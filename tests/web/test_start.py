@@ -96,7 +96,7 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
     conversation = session.chat.say(OWNER, None, "hello there")
     items = session.answering.answer(OWNER, conversation, preferences())
     next(items)
-    session.runs.stop(OWNER, conversation)
+    session.tasks.stop(OWNER, conversation)
     with pytest.raises(Cancelled):
         list(items)
     with pytest.raises(PromptError):

@@ -357,7 +357,7 @@ class Handlers:
     def stop(self, request: gr.Request, conversation: str | None, memory: Memory) -> None:
         """End the answer."""
         if conversation:
-            self.session.runs.stop(owner_of(self.session, memory, request), conversation)
+            self.session.tasks.stop(owner_of(self.session, memory, request), conversation)
 
     def prove(
         self, request: gr.Request, conversation: str | None, memory: Memory

@@ -126,7 +126,7 @@ def shown(
 ) -> Updates:
     """Everything that shows a conversation, as it is stored or grows."""
     messages, answer = spoken(session, owner, conversation)
-    busy = answer is not None or session.runs.busy(owner, conversation or "")
+    busy = answer is not None or session.tasks.busy(owner, conversation or "")
     return {
         **viewed(session, parts, request, messages, answer),
         parts.empty: gr.update(visible=not messages),

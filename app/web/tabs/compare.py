@@ -204,7 +204,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         yield {parts.run: gr.update(visible=True), parts.stop: gr.update(visible=False)}
 
     def stop(request: gr.Request, memory: Memory) -> None:
-        session.runs.stop(owner_of(session, memory, request), "")
+        session.tasks.stop(owner_of(session, memory, request), "")
 
     shown_by_run = [parts.verdict, *parts.heads, *parts.views, parts.charts, *parts.plots]
     outputs = [parts.run, parts.stop, *shown_by_run]

@@ -1,7 +1,7 @@
-"""What can be stopped: every run of every owner, from when it is asked for to when it is over.
+"""What can be stopped: every task of every owner, from when it is asked for to when it is over.
 
-A run is an answer, a proof, a comparison, a load. Each has a stop of its own, which is set once and
-never cleared, so that nobody can take back the stop of a run that is not theirs.
+A task is an answer, a proof, a comparison, a load. Each has a stop of its own, which is set once
+and never cleared, so that nobody can take back the stop of a task that is not theirs.
 """
 
 import threading
@@ -30,7 +30,7 @@ class Stoppable(Protocol):
 
 
 class Stop:
-    """Ends one run: whatever the engine does for it, and what only asks whether it is set."""
+    """Ends one task: whatever the engine does for it, and what only asks whether it is set."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -38,7 +38,7 @@ class Stop:
         self.lock = threading.Lock()
 
     def set(self) -> None:
-        """End the run."""
+        """End the task."""
         with self.lock:
             self.event.set()
             streams = list(self.streams)
@@ -46,11 +46,11 @@ class Stop:
             stream.stop()
 
     def is_set(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the task is to end."""
         return self.event.is_set()
 
     def start(self, begin: Callable[[], Stream[T]]) -> Stream[T]:
-        """What `begin` has the engine do, which ends with the run.
+        """What `begin` has the engine do, which ends with the task.
 
         Raises Cancelled, with nothing begun, when that has ended already.
         """
@@ -65,69 +65,69 @@ class Stop:
 
 
 @dataclass(eq=False, slots=True)
-class Run:
-    """One run: whose it is, what it is about ("" or a conversation), and its stop."""
+class Task:
+    """One task: whose it is, what it is about ("" or a conversation), and its stop."""
 
     owner: str
     about: str = ""
     stop: Stop = field(default_factory=Stop)
 
 
-class Runs:
-    """The runs of every owner that can be stopped: asked for, waiting, or under way."""
+class Tasks:
+    """The tasks of every owner that can be stopped: asked for, waiting, or under way."""
 
     MOST_ASKED = 1024
-    """Runs that were asked for and never begun, as their page was closed in between."""
+    """Tasks that were asked for and never begun, as their page was closed in between."""
 
     def __init__(self, hung: Callable[[], None] = lambda: None) -> None:
         self.hung = hung
-        """Called when a run goes on for HUNG_SECONDS after it was stopped."""
-        self.asked: OrderedDict[tuple[str, str], Run] = OrderedDict()
-        self.known: dict[tuple[str, str], list[Run]] = {}
+        """Called when a task goes on for HUNG_SECONDS after it was stopped."""
+        self.asked: OrderedDict[tuple[str, str], Task] = OrderedDict()
+        self.known: dict[tuple[str, str], list[Task]] = {}
         self.lock = threading.Lock()
 
-    def ask(self, owner: str, about: str) -> Run:
-        """The run that will follow: what stops it from now on stops that one."""
+    def ask(self, owner: str, about: str) -> Task:
+        """The task that will follow: what stops it from now on stops that one."""
         with self.lock:
-            run = self.asked[owner, about] = Run(owner, about)
+            task = self.asked[owner, about] = Task(owner, about)
             self.asked.move_to_end((owner, about))
             while len(self.asked) > self.MOST_ASKED:
                 self.asked.popitem(last=False)
-            return run
+            return task
 
     @contextmanager
-    def begin(self, owner: str, about: str, asked: bool = False) -> Iterator[Run]:
-        """A run, known until the block ends; with `asked` the one that was asked for."""
+    def begin(self, owner: str, about: str, asked: bool = False) -> Iterator[Task]:
+        """A task, known until the block ends; with `asked` the one that was asked for."""
         key = owner, about
         with self.lock:
-            run = (self.asked.pop(key, None) if asked else None) or Run(owner, about)
-            self.known.setdefault(key, []).append(run)
+            task = (self.asked.pop(key, None) if asked else None) or Task(owner, about)
+            self.known.setdefault(key, []).append(task)
         try:
-            yield run
+            yield task
         finally:
             with self.lock:
-                self.known[key].remove(run)
+                self.known[key].remove(task)
                 if not self.known[key]:
                     del self.known[key]
 
     def stop(self, owner: str, about: str) -> None:
         """Stop what was asked for or is known by now; what is asked for later is not touched."""
         with self.lock:
-            runs = [*self.known.get((owner, about), ()), self.asked.get((owner, about))]
-        for run in filter(None, runs):
-            run.stop.set()
-            late = threading.Timer(HUNG_SECONDS, self.look, (run,))
+            tasks = [*self.known.get((owner, about), ()), self.asked.get((owner, about))]
+        for task in filter(None, tasks):
+            task.stop.set()
+            late = threading.Timer(HUNG_SECONDS, self.look, (task,))
             late.daemon = True
             late.start()
 
-    def look(self, run: Run) -> None:
-        """See whether a run that was stopped is over by now."""
+    def look(self, task: Task) -> None:
+        """See whether a task that was stopped is over by now."""
         with self.lock:
-            hangs = run in self.known.get((run.owner, run.about), ())
+            hangs = task in self.known.get((task.owner, task.about), ())
         if hangs:
             self.hung()
 
     def busy(self, owner: str, about: str) -> bool:
-        """Whether there is a run that waits or is under way."""
+        """Whether there is a task that waits or is under way."""
         with self.lock:
             return (owner, about) in self.known

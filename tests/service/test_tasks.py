@@ -1,49 +1,49 @@
-"""What can be stopped: the runs that are there, and what the engine does for them."""
+"""What can be stopped: the tasks that are there, and what the engine does for them."""
 
 import threading
 from typing import Any
 
 import pytest
 
-from app.service.runs import Runs, Stop
+from app.service.tasks import Stop, Tasks
 from engine.errors import Cancelled
 from engine.streams import Stream
 
 
-def test_a_stop_is_of_the_runs_that_are_there_and_of_no_later_one() -> None:
-    runs = Runs()
-    runs.ask("a", "x")
-    runs.stop("a", "x")
-    with runs.begin("a", "x", asked=True) as first:
+def test_a_stop_is_of_the_tasks_that_are_there_and_of_no_later_one() -> None:
+    tasks = Tasks()
+    tasks.ask("a", "x")
+    tasks.stop("a", "x")
+    with tasks.begin("a", "x", asked=True) as first:
         assert first.stop.is_set(), "it was stopped between being asked for and beginning"
-        with runs.begin("a", "x", asked=True) as second:
+        with tasks.begin("a", "x", asked=True) as second:
             assert not second.stop.is_set()
-            runs.ask("a", "x")
-            runs.stop("a", "x")
+            tasks.ask("a", "x")
+            tasks.stop("a", "x")
             assert second.stop.is_set()
-            runs.ask("a", "x")
-            with runs.begin("a", "x", asked=True) as third:
+            tasks.ask("a", "x")
+            with tasks.begin("a", "x", asked=True) as third:
                 assert not third.stop.is_set()
-    assert not runs.busy("a", "x") and not runs.known
+    assert not tasks.busy("a", "x") and not tasks.known
 
 
 @pytest.mark.parametrize("other", [("a", "y"), ("b", "x"), ("b", "")])
 def test_a_stop_touches_no_other_conversation_and_no_other_owner(other: tuple[str, str]) -> None:
-    runs = Runs()
-    with runs.begin("a", "x") as run:
-        runs.stop(*other)
-        assert not run.stop.is_set() and runs.busy("a", "x") and not runs.busy(*other)
+    tasks = Tasks()
+    with tasks.begin("a", "x") as task:
+        tasks.stop(*other)
+        assert not task.stop.is_set() and tasks.busy("a", "x") and not tasks.busy(*other)
 
 
 def test_what_was_asked_for_and_never_begun_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runs, "MOST_ASKED", 10)
-    runs = Runs()
+    monkeypatch.setattr(Tasks, "MOST_ASKED", 10)
+    tasks = Tasks()
     for number in range(1000):
-        runs.ask("a", str(number))
-    assert len(runs.asked) == 10
+        tasks.ask("a", str(number))
+    assert len(tasks.asked) == 10
 
 
-def test_a_stop_ends_everything_that_the_engine_does_for_the_run_and_nothing_else() -> None:
+def test_a_stop_ends_everything_that_the_engine_does_for_the_task_and_nothing_else() -> None:
     stop, others = Stop(), Stream[Any]()
     streams = [stop.start(Stream[Any]) for _ in range(3)]
     Stop().start(lambda: others)
@@ -74,14 +74,14 @@ def test_a_stop_that_comes_while_the_engine_is_asked_ends_that_too() -> None:
 
 
 def test_a_run_that_goes_on_after_its_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.service.runs.HUNG_SECONDS", 0.01)
+    monkeypatch.setattr("app.service.tasks.HUNG_SECONDS", 0.01)
     told = threading.Event()
-    runs = Runs(told.set)
-    with runs.begin("ann", "a"):
-        runs.stop("ann", "a")
+    tasks = Tasks(told.set)
+    with tasks.begin("ann", "a"):
+        tasks.stop("ann", "a")
         assert told.wait(20)
     told.clear()
-    with runs.begin("ann", "b"):
+    with tasks.begin("ann", "b"):
         pass
-    runs.stop("ann", "b")
+    tasks.stop("ann", "b")
     assert not told.wait(0.1), "it is over"
