@@ -137,3 +137,17 @@ def test_the_file_map_names_every_module(package: str) -> None:
     names = {str(path.relative_to(ROOT)) for path in modules} | folders
     assert len(names) > 8
     assert names - set(mapped()) == set()
+
+
+def test_what_one_finds_in_a_minute_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split("## Find it in a minute\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if "`" in line]
+    assert len(rows) > 6
+    lost = []
+    for row in rows:
+        quoted = re.findall(r"`([^`]+)`", row)
+        found = "".join((ROOT / name).read_text("utf-8") for name in quoted if "/" in name)
+        names = [part for name in quoted if "/" not in name for part in name.strip("()").split(".")]
+        lost += [name for name in names if not re.search(rf"\b{name}\b", found)]
+    assert lost == []
