@@ -3,7 +3,6 @@
 import argparse
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -15,7 +14,7 @@ from engine.hsd.family import Family
 from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
 from engine.methods import METHODS
-from engine.models.load import is_gguf
+from engine.models.loaders import name_of
 from engine.prompt import Chat
 from engine.settings import Sampling
 
@@ -30,18 +29,12 @@ def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile-tokens", type=int, default=TOKENS, help="tokens per prompt of the profile")
 
 
-def draft_name(source: str) -> str:
-    """What a draft model is called: its folder, or its file without what follows the last dot."""
-    name = Path(source).name
-    return Path(name.rpartition(":")[2]).stem if is_gguf(source) else name
-
-
 def load_drafts(options: argparse.Namespace) -> dict[str, Backend]:
     """The draft models by name. Raises SettingError where none is named."""
     sources = [part.strip() for part in (options.drafts or "").split(",") if part.strip()]
     if not sources and options.model in SHORT:
         sources = [str(SHORT[options.model].with_stem(name)) for name in ("small", "mid")]
-    names = [draft_name(source) for source in sources]
+    names = [name_of(source) for source in sources]
     if not sources or len(set(names)) < len(names):
         raise SettingError(
             f"The draft models cannot be {options.drafts!r}. Name folders, *.gguf files or hub ids "

@@ -21,9 +21,9 @@ from bench.peer import LLAMA_LOOKUP, Reply, paced
 from engine.backends import fast_path
 from engine.backends.base import Backend
 from engine.backends.llamacpp import LlamaCppBackend
+from engine.models.formats import format_of
 from engine.models.gguf import ATTENTION, NUMBERS, context_parameters
 from engine.models.load_llamacpp import probed
-from engine.models.sources import located
 from engine.sampling import COLDEST, Floats, gumbel, warp
 from engine.settings import Generation, Runtime, Sampling
 
@@ -55,7 +55,7 @@ class Gguf:
 def gguf_of(backend: Backend, source: str, runtime: Runtime) -> Gguf:
     """How the peers are to run the file that `backend` was loaded from."""
     assert isinstance(backend, LlamaCppBackend), "the kind of the model was checked"
-    path = located(source)
+    path = format_of(source).located(source)
     assert path is not None, "it was loaded"
     ours = context_parameters(backend.model, runtime)
     return Gguf(

@@ -20,7 +20,8 @@ from engine.backends.base import Backend
 from engine.drafting.databases import Databases
 from engine.errors import SettingError
 from engine.methods import Method
-from engine.models.load import is_gguf, load
+from engine.models.formats import format_of
+from engine.models.loaders import load
 from engine.settings import CACHE_TYPES, FLASH_ATTENTION, Generation, Runtime, Sampling
 from engine.types import STATISTICS
 from storage.statistics import StatisticsTable, find_table
@@ -132,7 +133,7 @@ def source_of(name: str) -> str:
 
 def kind_of(name: str) -> str:
     """What kind of model a name stands for, before it is loaded: one of LIBRARIES."""
-    return LLAMA_CPP if is_gguf(source_of(name)) else TRANSFORMERS
+    return format_of(source_of(name)).kind
 
 
 def runtime_of(options: argparse.Namespace) -> Runtime:

@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bench import suffix
-from bench.options import Record
+from bench.options import LLAMA_CPP, TRANSFORMERS, Record, kind_of
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
@@ -152,6 +152,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiers", default=",".join(Drafting().tiers))
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
+
+
+VOCABULARIES: dict[str, Callable[[Path], Vocabulary]] = {
+    LLAMA_CPP: GgufVocabulary,
+    TRANSFORMERS: FolderVocabulary,
+}
+"""What reads a vocabulary, by the kind of its model."""
 
 
 def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recording]:
@@ -293,9 +300,7 @@ def run(options: argparse.Namespace) -> None:
     """Replay and print."""
     if options.limit < 0 or min(options.nodes, default=0) < 0:
         raise SettingError("Give no negative limit and no negative number of nodes.")
-    gguf = options.vocabulary.suffix == ".gguf"
-    make: Callable[[Path], Vocabulary] = GgufVocabulary if gguf else FolderVocabulary
-    vocabulary = make(options.vocabulary)
+    vocabulary = VOCABULARIES[kind_of(str(options.vocabulary))](options.vocabulary)
     recordings = read_traces(options.traces, vocabulary, options.template)
     replayed = {r.question for r in recordings if r.split == options.split}
     if not replayed:

@@ -17,7 +17,8 @@ from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import ContextTier
 from engine.drafting.databases import Databases
-from engine.drafting.memory import DraftingMemory, Guarded, OpenConversation, PastAnswers
+from engine.drafting.guarded import Guarded
+from engine.drafting.memory import DraftingMemory, OpenConversation, PastAnswers
 from engine.drafting.model import ModelTier
 from engine.engine import (
     Calibrated,

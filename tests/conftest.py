@@ -85,7 +85,7 @@ def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def gguf_target(gguf_files):
     """The embedded target in float32 behind llama.cpp, on one thread, loaded once."""
-    from engine.models.load import load
+    from engine.models.loaders import load
 
     return load(str(gguf_files["target-F32"]), Runtime(threads=1))
 
@@ -93,7 +93,7 @@ def gguf_target(gguf_files):
 @pytest.fixture(scope="session")
 def gguf_drafts(gguf_files):
     """The draft models beside it, by name, the smallest first."""
-    from engine.models.load import load
+    from engine.models.loaders import load
 
     return {
         name: load(str(gguf_files[f"{name}-F32"]), Runtime(threads=1)) for name in ("small", "mid")

@@ -17,7 +17,7 @@ from engine.errors import SettingError
 from engine.hsd.family import Family
 from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
-from engine.models.load import load
+from engine.models.loaders import load
 from engine.prompt import Chat
 from engine.settings import Runtime, Sampling
 from training.bits import labelled

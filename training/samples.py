@@ -14,7 +14,7 @@ from bench.prompts import read_prompts
 from engine.backends.base import Backend
 from engine.errors import SettingError
 from engine.methods import METHODS
-from engine.models.load import load
+from engine.models.loaders import load
 from engine.prompt import Chat
 from engine.settings import Generation, Runtime, Sampling
 from engine.types import Message, Step

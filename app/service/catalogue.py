@@ -12,8 +12,9 @@ from functools import cache
 
 from assets import ASSETS
 from engine.errors import ModelError
+from engine.models.formats import format_of
+from engine.models.gguf_files import hub_file
 from engine.models.memory import Need
-from engine.models.sources import hub_file
 
 FILE = ASSETS / "catalogue.json"
 TABLE_CONTEXT = 8192
@@ -52,7 +53,7 @@ class Model:
         the weights of transformers models.
         """
         number = FULL if device == "cpu" else HALF
-        unpacked = device == "cpu" and hub_file(self.source) is None
+        unpacked = device == "cpu" and format_of(self.source).float32_on_cpu
         rows = min(context_length, self.context)
         numbers = sum(part.count * 2 * part.key_heads * part.head_size for part in self.layers)
         weights = self.parameters * FULL if unpacked else self.bytes

@@ -19,7 +19,7 @@ from engine.hsd.planner import DATABASES, PLAIN
 from engine.hsd.profile import Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
 from engine.methods import Method, method_named
-from engine.models.load import is_gguf
+from engine.models.formats import format_of
 from engine.models.loaders import ModelLoaders, free_name, name_of, settled
 from engine.models.memory import Need
 from engine.queue import OWNER
@@ -92,7 +92,7 @@ class Stacks:
         source = settled(source)
         if not source:
             raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
-        if self.loaders.present(source) or not is_gguf(source):
+        if self.loaders.present(source) or format_of(source).sized_on_hub:
             self.need(source)
         if source not in self.offered:
             self.offered.append(source)

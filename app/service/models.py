@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from glob import escape
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from app.service.tasks import Task, Tasks
 from engine.engine import CostsMeasured, Engine, Load, Notice, Share, WantedCosts, answered
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
 from engine.loaded import Costs as CostRecord
-from engine.models.load import is_gguf
+from engine.models.formats import format_of
 from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders, kind_of, name_of, settled
 from engine.models.memory import Need
 from engine.queue import OWNER
@@ -279,7 +278,7 @@ class Models:
         try:
             need = self.need(source, runtime)
         except ModelError:
-            if is_gguf(source):
+            if format_of(source).always_sized:
                 raise
             # Some architectures do not tell it. What is no model at all is refused when it is read.
             return True
@@ -355,21 +354,17 @@ def drafts_beside(source: str) -> list[str]:
     """The embedded models that may draft for a model, of its own kind."""
     if not is_embedded(source):
         return []
-    ending = ".gguf" if is_gguf(source) else ""
+    ending = format_of(source).ending
     offered = [EMBEDDED.with_name(name + ending) for name in EMBEDDED_DRAFTS]
     return [str(path) for path in offered if path.exists() and str(path) != source]
 
 
 def size_of(source: str) -> int:
     """Bytes of a model's weights on disk; 0 where they are not on this machine."""
-    # Imported here, as it brings the hub's library along, which takes long to start.
-    from engine.models.sources import SPLIT, located
-
-    path = Path(located(source) or "nowhere")
-    split = SPLIT.fullmatch(path.name)
-    pattern = f"{escape(split[1])}-?????-of-{split[3]}.gguf" if split else escape(path.name)
-    files = path.parent.glob(pattern) if path.is_file() else path.glob("*.safetensors")
+    model_format = format_of(source)
+    path = model_format.located(source)
     with suppress(OSError):
+        files = model_format.weight_files(Path(path)) if path else ()
         return sum(file.stat().st_size for file in files)
     return 0
 

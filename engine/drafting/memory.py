@@ -5,23 +5,17 @@ stored there, and comes back when it is needed again. So the least recently used
 of it together takes more than one limit allows. All of that happens on the model's thread alone,
 before and after an answer: nothing that a run uses goes. Other threads only say what to forget,
 which goes before anything is drafted from it again.
-
-Drafts can never change an answer, and a faulty source of drafts must not end one either: `Guarded`
-silences a source that fails.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.drafting.base import Drafter, NgramTable
-from engine.drafting.budget import Budget
+from engine.drafting.base import NgramTable
 from engine.drafting.calibration import SIZE, Calibration
 from engine.drafting.databases import Databases
 from engine.drafting.model import ModelTier
-from engine.tree import Tree
-from engine.types import Work
 
 LIMIT = 512 << 20
 """Bytes for open conversations, pasts and remembered look-ups in the statistics together. What the
@@ -137,55 +131,3 @@ class DraftingMemory:
                 self.close(who, what)
             elif who != owner:
                 self.forget(who)
-
-
-class Guarded:
-    """A drafter whose faults cost speed only; it may replace what others drafted before it."""
-
-    def __init__(self, drafter: Drafter, report: Callable[[str], None]) -> None:
-        self.drafter, self.report = drafter, report
-        self.name = drafter.name
-        self.silent = False
-
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Let the drafter grow the tree; what a faulty one added is taken back."""
-        if self.silent:
-            return {}
-        before = list(tree.tokens)
-        try:
-            look_ups = self.drafter.grow(tree, tokens, budget)
-            drafted = tree.tokens[1:]
-            if drafted and not 0 <= min(drafted) <= max(drafted) < budget.vocabulary:
-                raise ValueError("it drafted a token that the model does not have")
-            return look_ups
-        except Exception as error:
-            # Whatever a damaged source raises, the target can go on without it.
-            kept = tree.tokens[: len(before)] == before
-            tree.cut(len(before) - 1 if kept else 0)
-            self.fail(error)
-            return {}
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Let the drafter learn."""
-        self.guard(lambda: self.drafter.observe(tokens, new))
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Let the drafter keep the answer."""
-        self.guard(lambda: self.drafter.finish(tokens, new))
-
-    def guard(self, learn: Callable[[], None]) -> None:
-        """Let the source learn unless it is silent."""
-        try:
-            if not self.silent:
-                learn()
-        except Exception as error:
-            # As above: not learning costs speed, losing the answer would cost the answer.
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Silence the source and say so once."""
-        self.silent = True
-        self.report(
-            f"Drafting from the {self.name} failed ({error}) and was switched off for this "
-            "answer. The text is not affected."
-        )

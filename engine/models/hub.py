@@ -129,6 +129,11 @@ class Store:
     repo: str
     commit: str
 
+    def read(self, name: str) -> str:
+        """The text of a small file, which is downloaded where it is missing."""
+        path = hf_hub_download(self.repo, name, revision=self.commit, etag_timeout=SECONDS)
+        return Path(path).read_text("utf-8")
+
     def blob(self, file: Remote, ending: str = "") -> Path:
         """Where a file's content is kept; the part that is there so far ends in ".part"."""
         folder = repo_folder_name(repo_id=self.repo, repo_type="model")

@@ -18,11 +18,11 @@ from engine.backends.base import BackendInfo, digest, fingerprint
 from engine.backends.chat_template import FILLER, TemplateError, TemplateStopped
 from engine.errors import ModelError, SettingError, first_line
 from engine.models import llama_cpp_python
+from engine.models.gguf_files import MAGIC
 from engine.models.memory import Need
 from engine.models.probe import Probe, probe
 from engine.settings import Runtime, Sampling
 
-MAGIC = b"GGUF"
 BLOCK, BLOCKS = 1 << 14, 16
 """Bytes of each of the blocks that a file is known by, spread over it evenly."""
 KINDS = {1: "BPE", 2: "BPE", 3: "WordPiece", 4: "Unigram"}

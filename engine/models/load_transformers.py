@@ -19,8 +19,8 @@ from engine.backends.chat_template import FILLER
 from engine.backends.check import FEW, TREE, check, resumes
 from engine.backends.transformers import TransformersBackend, is_recurrent, vocabulary_of
 from engine.errors import ModelError, SettingError, first_line
+from engine.models.format import looks_like_path
 from engine.models.hub import check_reachable
-from engine.models.sources import looks_like_path
 from engine.sampling import Floats
 from engine.settings import Sampling
 

@@ -12,25 +12,24 @@ from pathlib import Path
 
 from engine.backends.base import Backend
 from engine.errors import ModelError, SettingError
-from engine.models import llama_cpp_python
-from engine.models import load as loaders
-from engine.models.load import is_gguf
+from engine.models.formats import FORMATS, format_of
 from engine.models.memory import Need, free_memory
 from engine.settings import Runtime, Sampling
+
+DEFAULT_RUNTIME = Runtime()
+"""How models run unless something else is said."""
 
 
 def scan(folder: str) -> list[str]:
     """The models in a folder. Raises ModelError when it cannot be read."""
     from engine.models import sources
 
-    return sources.scan(folder)
+    return sources.scan(folder, FORMATS)
 
 
 def present(source: str) -> bool:
     """Whether nothing of a model has to be downloaded."""
-    from engine.models import sources
-
-    return sources.present(source)
+    return format_of(source).located(source) is not None
 
 
 def download(
@@ -40,26 +39,26 @@ def download(
     that could not be read afterwards: downloads are large."""
     from engine.models import sources
 
-    if is_gguf(source):
-        llama_cpp_python.check(source)
-    return sources.download(source, progress, cancelled)
+    model_format = format_of(source)
+    model_format.check_library(source)
+    return sources.download(model_format, source, progress, cancelled)
 
 
-def local(source: str) -> str:
-    """The path of a GGUF file that came from the hub; any other source as it is."""
-    from engine.models import sources
-
-    return sources.located(source) or source if is_gguf(source) else source
-
-
-def load(source: str, runtime: Runtime) -> Backend:
-    """Read a model that is on this machine. Raises ModelError for one that cannot be used."""
-    return loaders.load(local(source), runtime)
+def load(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Backend:
+    """Load a model; what is not on this machine yet is downloaded, without a bar. Raises ModelError
+    for one that cannot be used."""
+    return format_of(source).load(source, runtime)
 
 
-def need(source: str, runtime: Runtime) -> Need:
-    """What a model takes. Raises ModelError where that cannot be told."""
-    return loaders.memory_need(local(source), runtime)
+def need(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Need:
+    """What a model will take. Raises ModelError for what is no model, and where that cannot be told
+    before it is downloaded."""
+    return format_of(source).need(source, runtime)
+
+
+def device(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> str:
+    """Where a model would be. Raises ModelError for what is not here."""
+    return format_of(source).device(runtime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class ModelLoaders:
 
     load: Callable[[str, Runtime], Backend] = load
     need: Callable[[str, Runtime], Need] = need
-    device: Callable[[str, Runtime], str] = loaders.device_of
+    device: Callable[[str, Runtime], str] = device
     free: Callable[[str], int] = free_memory
     scan: Callable[[str], list[str]] = scan
     present: Callable[[str], bool] = present
@@ -76,16 +75,13 @@ class ModelLoaders:
 
 
 MODEL_LOADERS = ModelLoaders()
-DEFAULT_RUNTIME = Runtime()
-"""How models are read, and run, unless something else is said."""
+"""How models are read unless something else is said."""
 SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 
 
 def check_there(source: str) -> None:
     """Raise ModelError for a path where nothing is: that can be told before anything is loaded."""
-    from engine.models import sources
-
-    path = sources.located(source)
+    path = format_of(source).located(source)
     if path is not None and not os.path.exists(path):
         raise ModelError(
             f"The model {source!r} does not exist. Give a folder that holds config.json, a "
@@ -116,14 +112,12 @@ def settled(source: str) -> str:
 
 def kind_of(source: str) -> str:
     """What would run a model, as `BackendInfo.kind` has it."""
-    return "llama.cpp" if is_gguf(source) else "transformers"
+    return format_of(source).kind
 
 
 def name_of(source: str) -> str:
-    """What a model is called: the last part of its source, without the ending of a GGUF file."""
-    last = source.rpartition(":")[2] if is_gguf(source) else source
-    name = Path(last).name
-    name = name[: -len(".gguf")] if is_gguf(name) else name
+    """What a model is called: the last part of its source, without an ending."""
+    name = format_of(source).name(source)
     return name.encode("utf-8", "replace").decode().strip() or "model"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine import process
 from engine.backends import fast_path
-from engine.models.load import load
+from engine.models.loaders import load
 from engine.models.probe import found, probe
 from engine.settings import Runtime
 from tests.conftest import ROOT

@@ -12,8 +12,8 @@ import pytest
 from app.service import catalogue
 from app.service.catalogue import TABLE_CONTEXT, Entry, Layers, Model, entries, parse, table
 from engine.errors import ModelError
+from engine.models.gguf_files import hub_file
 from engine.models.memory import Need
-from engine.models.sources import hub_file
 from tests.conftest import ROOT
 
 DRAFT = {

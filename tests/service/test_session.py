@@ -21,7 +21,7 @@ from engine.compare import live
 from engine.decode import decode
 from engine.drafting.budget import Budget
 from engine.drafting.context import ContextTier
-from engine.drafting.memory import Guarded
+from engine.drafting.guarded import Guarded
 from engine.engine import Load, Request, StoredPastAnswers, answered, unknown
 from engine.errors import Busy, Cancelled, PromptError, SettingError, StorageError
 from engine.local import Local

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from engine.decode import decode
 from engine.errors import StrataError
-from engine.models.load import load
+from engine.models.loaders import load
 from engine.models.probe import Probe, found
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message

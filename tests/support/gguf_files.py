@@ -231,7 +231,7 @@ def turning_gguf(source: Path, path: Path) -> Path:
 
 def opened_gguf(path: Path, **settings: Any) -> Any:
     """The backend of a file, on one thread; what it is, is found out in this process."""
-    from engine.models.load import load
+    from engine.models.loaders import load
     from engine.models.probe import found
 
     with patch("engine.models.load_llamacpp.probe", found):

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from bench.drafts import draft_name
 from bench.measure import Result, match_texts
 from bench.options import LLAMA_CPP, SHORT, TRANSFORMERS, kind_of, source_of
 from bench.peer import PROGRAMS, Reply, paced
@@ -24,6 +23,7 @@ from engine.backends.toy import ToyBackend
 from engine.decode import decode
 from engine.errors import ModelError, SettingError
 from engine.methods import METHODS
+from engine.models.loaders import name_of
 from engine.settings import Generation, Runtime, Sampling
 from engine.types import Step
 
@@ -178,8 +178,8 @@ def test_a_source_tells_the_kind_of_its_model() -> None:
 
 
 def test_draft_models_are_called_after_their_folder_or_file() -> None:
-    names = {draft_name(source) for source in ("a/small", "b/small.gguf", "some/repo:c/small.gguf")}
-    assert names == {"small"} and draft_name("small.q8_0.gguf") == "small.q8_0"
+    names = {name_of(source) for source in ("a/small", "b/small.gguf", "some/repo:c/small.gguf")}
+    assert names == {"small"} and name_of("small.q8_0.gguf") == "small.q8_0"
 
 
 def test_programs_that_are_absent_are_left_out_with_a_line_or_refused_by_name(
@@ -297,7 +297,7 @@ SAMPLERS = [Sampling(0.0), Sampling(0.7, seed=3), Sampling(1.1, top_k=50, top_p=
 def gguf() -> Iterator[Any]:
     """The embedded GGUF target as the peers are to run it, on one thread."""
     from bench.llama_peers import gguf_of
-    from engine.models.load import load
+    from engine.models.loaders import load
 
     source = source_of("embedded-gguf")
     runtime = Runtime(threads=1, context_length=1024, batch_size=32, cache_type="f16")

@@ -40,7 +40,7 @@ def test_the_clock_is_around_the_forwards_of_our_backend_and_goes_again() -> Non
 
     from bench.options import source_of
     from engine.decode import never
-    from engine.models.load import load
+    from engine.models.loaders import load
     from engine.settings import Runtime, Sampling
 
     backend = load(source_of("embedded-gguf"), Runtime(threads=1, context_length=512))

@@ -18,8 +18,8 @@ def test_a_written_model_computes_what_the_original_computes(
     kind: str, allowed: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from engine.backends.llamacpp import alone
-    from engine.models.load import load
     from engine.models.load_transformers import alone as original
+    from engine.models.loaders import load
     from engine.settings import Runtime, Sampling
     from engine.types import Message
 

@@ -59,8 +59,8 @@ def test_documents_are_answers_that_held_the_gram(
 
 def test_nothing_is_learned_before_the_answer_is_over() -> None:
     tier = ModelTier()
-    tier.observe(list(range(20)), 20, None)
-    tier.observe(list(range(22)), 2, None)
+    tier.observe(list(range(20)), 20)
+    tier.observe(list(range(22)), 2)
     assert tier.matches((3,)) == [] and list(tier.grams()) == []
     assert (tier.name, tier.source) == (MODEL, MODEL)
 

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from engine.backends.toy import ToyBackend
-from engine.models import load as loaders
-from engine.models import sources
+from engine.errors import ModelError
+from engine.models.formats import FORMATS, format_of
 from engine.models.loaders import MODEL_LOADERS, free_name, kind_of, name_of, settled
 from engine.models.memory import Need
 from engine.settings import Runtime
@@ -63,27 +64,40 @@ def test_one_model_has_one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_file_from_the_hub_is_read_where_the_cache_keeps_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = str(tmp_path / "kept.gguf")
-    Path(path).write_text("bytes")
+    path, model = str(tmp_path / "kept.gguf"), ToyBackend()
     asked: list[tuple[str, Runtime]] = []
 
     def load(source: str, runtime: Runtime) -> ToyBackend:
         asked.append((source, runtime))
-        return ToyBackend()
+        return model
 
     def need(source: str, runtime: Runtime) -> Need:
         asked.append((source, runtime))
         return Need(1, 2, 3)
 
-    kept = {HUB_FILE: path}
-    monkeypatch.setattr(loaders, "load", load)
-    monkeypatch.setattr(loaders, "memory_need", need)
-    monkeypatch.setattr(sources, "located", kept.get)
-    for source in (HUB_FILE, "owner/name", "owner/name:gone.gguf"):
-        MODEL_LOADERS.load(source, RUNTIME)
-        MODEL_LOADERS.need(source, RUNTIME)
-    told = [path, "owner/name", "owner/name:gone.gguf"]
-    assert asked == [(source, RUNTIME) for source in told for _ in range(2)]
+    monkeypatch.setattr("engine.models.load_llamacpp.load_gguf", load)
+    monkeypatch.setattr("engine.models.load_llamacpp.need", need)
+    kept = {("owner/name-GGUF", "part/of/it-Q4_K_M.gguf"): path}
+    monkeypatch.setattr("engine.models.hub.cached", lambda *asked: kept.get(asked))
+    assert MODEL_LOADERS.load(HUB_FILE, RUNTIME) is model
+    assert MODEL_LOADERS.need(HUB_FILE, RUNTIME) == Need(1, 2, 3)
+    assert asked == [(path, RUNTIME)] * 2
+    with pytest.raises(ModelError, match="is known once it is here"):
+        MODEL_LOADERS.need("owner/name:gone.gguf", RUNTIME)
+
+
+def test_every_format_answers_for_its_models() -> None:
+    """What a newcomer must tell, and that no two formats claim one thing."""
+    assert FORMATS[-1].recognises("anything at all"), "the last one takes the rest"
+    assert len({each.kind for each in FORMATS}) == len(FORMATS)
+    settings = [name for each in FORMATS for name in each.settings]
+    own = {item.name for item in fields(Runtime)} - {"context_length", "threads"}
+    assert sorted(settings) == sorted(own)
+    for each in FORMATS:
+        source = f"/models/it{each.ending}"
+        assert format_of(source) is each and each.name(source) == "it"
+        assert each.located(source) == source
+        assert list(each.find("/models", ["it.txt"])) == [] == list(each.weight_files(Path(source)))
 
 
 def test_models_on_this_machine_need_no_download() -> None:

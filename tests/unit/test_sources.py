@@ -14,8 +14,11 @@ from huggingface_hub.utils import WeakFileLock
 
 from engine.errors import Cancelled, ModelError
 from engine.models import hub as hub_module
+from engine.models import sources
+from engine.models.formats import format_of
+from engine.models.gguf_files import HubFile, hub_file
 from engine.models.hub import Meter, check_reachable
-from engine.models.sources import HubFile, download, hub_file, located, present, scan
+from engine.models.loaders import present, scan
 from tests.support.hub import COMMIT, Hub, serving
 
 BYTES = bytes(range(256)) * 40
@@ -91,7 +94,8 @@ class Watch:
 
 def get(source: str, watch: Watch | None = None) -> Path:
     watch = watch or Watch()
-    return Path(download(source, watch.progress, watch.cancelled))
+    found = sources.download(format_of(source), source, watch.progress, watch.cancelled)
+    return Path(found)
 
 
 def refused(source: str) -> str:
@@ -136,9 +140,9 @@ def test_a_split_file_has_parts() -> None:
 def test_local_sources_need_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for source in (str(tmp_path), "./nowhere", "missing.gguf", "a/b/c.gguf"):
-        assert located(source) == source
+        assert format_of(source).located(source) == source
         assert get(source, Watch(stop_at=0)) == Path(source)
-    assert located("~/model") == str(tmp_path / "model")
+    assert format_of("~/model").located("~/model") == str(tmp_path / "model")
 
 
 # Downloads.
@@ -469,7 +473,7 @@ def test_what_cannot_be_read_is_passed_over(
         return open(file, mode)
 
     monkeypatch.setattr("engine.models.sources.os.listdir", denied)
-    monkeypatch.setattr("engine.models.sources.open", opened, raising=False)
+    monkeypatch.setattr("engine.models.gguf_files.open", opened, raising=False)
     assert scan(str(tmp_path)) == [path]
 
 

@@ -20,18 +20,18 @@ from app.web.tabs.loading import Place, build_adding, build_place, paced
 from app.web.tabs.settings import control, number
 from app.web.wiring import AT_ONCE, Event, Updates, told, warn
 from engine.errors import Cancelled, ModelError, StrataError
+from engine.models.formats import FORMATS
 from engine.models.loaders import kind_of, settled
 from engine.settings import Runtime
 
 AUTO = "auto"
 OPEN = {"device": ("cpu", "cuda", "mps"), "dtype": ("float32", "bfloat16", "float16")}
 """What is offered for settings whose declaration leaves it open."""
-OF_KIND = {
-    "transformers": ("device", "dtype"),
-    "llama.cpp": ("gpu_layers",),
-}
+RARE = ("batch_size", "flash_attention", "cache_type")
+"""Settings that are rarely changed."""
+OF_KIND = {each.kind: tuple(n for n in each.settings if n not in RARE) for each in FORMATS}
 """The settings that only one kind of model knows."""
-ADVANCED = {"llama.cpp": ("batch_size", "flash_attention", "cache_type")}
+ADVANCED = {each.kind: tuple(n for n in each.settings if n in RARE) for each in FORMATS}
 """Those of them that are rarely changed."""
 OF_ALL = ("context_length", "threads")
 
@@ -98,7 +98,7 @@ def controls(
     for kind, names in OF_KIND.items():
         with gr.Column(elem_classes="card") as groups[kind]:
             pairs(names)
-            if kind in ADVANCED:
+            if ADVANCED[kind]:
                 with gr.Accordion("Advanced", open=False, elem_id="models-advanced"):
                     pairs(ADVANCED[kind])
     return {item.name: made[item.name] for item in fields(Runtime)}, groups

@@ -1,0 +1,98 @@
+"""GGUF files, which llama.cpp runs.
+
+A source is a path that ends in .gguf, or "owner/name:file.gguf" on the hub.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.backends.base import Backend
+from engine.errors import ModelError
+from engine.models import llama_cpp_python
+from engine.models.format import ModelFormat
+from engine.models.gguf_files import ENDING, SPLIT, hub_file, is_model, listed
+from engine.models.memory import Need
+from engine.settings import Runtime
+
+if TYPE_CHECKING:
+    from engine.models.hub import Store
+
+
+class Gguf(ModelFormat):
+    """See engine/models/format.py."""
+
+    kind = "llama.cpp"
+    ending = ENDING
+    settings = ("gpu_layers", "batch_size", "flash_attention", "cache_type")
+    sized_on_hub = False
+    always_sized = True
+    float32_on_cpu = False
+
+    def recognises(self, source: str) -> bool:
+        return source.lower().endswith(ENDING)
+
+    def check_library(self, source: str) -> None:
+        llama_cpp_python.check(source)
+
+    def name(self, source: str) -> str:
+        name = Path(source.rpartition(":")[2]).name
+        return name[: -len(ENDING)] if self.recognises(name) else name
+
+    def located(self, source: str) -> str | None:
+        named = hub_file(source)
+        if named is None:
+            return os.path.expanduser(source)
+        from engine.models.hub import cached
+
+        paths = [cached(named.repo, part) for part in named.parts]
+        return paths[0] if all(paths) else None
+
+    def weight_files(self, path: Path) -> Sequence[Path]:
+        split = SPLIT.fullmatch(path.name)
+        same = f"{escape(split[1])}-?????-of-{split[3]}{ENDING}" if split else escape(path.name)
+        return [*path.parent.glob(same)] if path.is_file() else []
+
+    def find(self, folder: str, names: Sequence[str]) -> Iterator[str]:
+        paths = (os.path.join(folder, name) for name in names)
+        return (path for path in paths if is_model(path))
+
+    def repository(self, source: str) -> str:
+        named = hub_file(source)
+        return named.repo if named else source
+
+    def hub_files(self, source: str, store: "Store", files: Collection[str]) -> Sequence[str]:
+        named = hub_file(source)
+        assert named is not None
+        for part in named.parts:
+            if part not in files:
+                raise ModelError(
+                    f"The repository {named.repo!r} has no file {part!r}. {listed(files)}"
+                )
+        return named.parts
+
+    def load(self, source: str, runtime: Runtime) -> Backend:
+        from engine.models.load_llamacpp import load_gguf
+        from engine.models.sources import download
+
+        path = download(self, source, lambda done, total: None, lambda: False)
+        backend: Backend = load_gguf(path, runtime)
+        return backend
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        from engine.models.load_llamacpp import need
+
+        path = self.located(source)
+        if path is None:
+            raise ModelError(
+                f"What {source!r} will need is known once it is here. Download it in the Models "
+                "tab, or start with it as --model."
+            )
+        return need(path, runtime)
+
+    def device(self, runtime: Runtime) -> str:
+        from engine.models.load_llamacpp import device
+
+        return device(runtime)

@@ -1,0 +1,105 @@
+"""Folders with safetensors weights, which transformers runs: a path, or "owner/name" on the hub."""
+
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.backends.base import Backend
+from engine.errors import ModelError
+from engine.models import memory
+from engine.models.format import ModelFormat, looks_like_path
+from engine.models.gguf_files import listed
+from engine.models.memory import Need, weight_files
+from engine.settings import Runtime
+
+if TYPE_CHECKING:
+    from engine.models.hub import Store
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+SMALL = (
+    CONFIG, "generation_config.json", "tokenizer*", "*.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.*",
+)  # fmt: skip
+"""What belongs to a model besides its weights."""
+NEVER = (".py", ".bin")
+"""Code and pickled weights."""
+
+
+class Transformers(ModelFormat):
+    """See engine/models/format.py. What no other format recognises may be one of these."""
+
+    kind = "transformers"
+    ending = ""
+    settings = ("device", "dtype")
+    sized_on_hub = True
+    always_sized = False
+    float32_on_cpu = True
+
+    def recognises(self, source: str) -> bool:
+        return True
+
+    def check_library(self, source: str) -> None:
+        """It is always there."""
+
+    def name(self, source: str) -> str:
+        return Path(source).name
+
+    def located(self, source: str) -> str | None:
+        if looks_like_path(source):
+            return os.path.expanduser(source)
+        from engine.models.hub import cached
+
+        config = cached(source, CONFIG)
+        if config is None:
+            return None
+        # Weights are downloaded last: where they are, the rest is.
+        weights = weight_files(source, Path(config).parent)
+        complete = weights and all(path.is_file() for path in weights)
+        return str(Path(config).parent) if complete else None
+
+    def weight_files(self, path: Path) -> Sequence[Path]:
+        return [*path.glob("*.safetensors")]
+
+    def find(self, folder: str, names: Sequence[str]) -> Iterator[str]:
+        if CONFIG in names and any(name.endswith(".safetensors") for name in names):
+            yield folder
+
+    def repository(self, source: str) -> str:
+        return source
+
+    def hub_files(self, source: str, store: "Store", files: Collection[str]) -> Sequence[str]:
+        weights = ["model.safetensors"]
+        if INDEX in files:
+            index = json.loads(store.read(INDEX))
+            weights = sorted(set(index["weight_map"].values()))
+        for name in (CONFIG, *weights):
+            if name not in files:
+                raise ModelError(
+                    f"The repository {source!r} has no {name}, so it holds no transformers model "
+                    f"in safetensors files. {listed(files)}"
+                )
+        small = [
+            name
+            for name in sorted(files)
+            if not name.endswith(NEVER) and any(fnmatchcase(name, pattern) for pattern in SMALL)
+        ]
+        return [*small, *([INDEX] if INDEX in files else []), *weights]
+
+    def load(self, source: str, runtime: Runtime) -> Backend:
+        from engine.models.load_transformers import load_transformers
+
+        return load_transformers(
+            source, runtime.device, runtime.dtype, runtime.context_length, runtime.threads
+        )
+
+    def need(self, source: str, runtime: Runtime) -> Need:
+        device = self.device(runtime)
+        return memory.memory_need(source, device, runtime.dtype, runtime.context_length)
+
+    def device(self, runtime: Runtime) -> str:
+        from engine.models.load_transformers import pick_device
+
+        return str(pick_device(runtime.device))

@@ -1,0 +1,64 @@
+"""What GGUF files are called, on the disk and on the hub, and how one is told from another file."""
+
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+ENDING = ".gguf"
+MAGIC = b"GGUF"
+"""The first bytes of a file."""
+HUB_SOURCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(.+\.gguf)", re.IGNORECASE)
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+NO_MODELS = ("mmproj", "imatrix")
+"""In the names of files that hold something else: an encoder of pictures, statistics."""
+NAMED = 8
+"""Files that an error names at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One GGUF file of a repository on the hub; `file` may lie in a folder of it."""
+
+    repo: str
+    file: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The files it consists of, in order; more than one where the model is split."""
+        split = SPLIT.fullmatch(self.file)
+        if not split:
+            return (self.file,)
+        stem, _, count = split.groups()
+        return tuple(f"{stem}-{part:05}-of-{count}.gguf" for part in range(1, int(count) + 1))
+
+
+def hub_file(source: str) -> HubFile | None:
+    """The GGUF file on the hub that `source` names ("owner/name:file.gguf"), else None."""
+    named = HUB_SOURCE.fullmatch(source)
+    return HubFile(named[1], named[2]) if named and not os.path.exists(source) else None
+
+
+def is_model(path: str) -> bool:
+    """Whether a file is a model, or the first part of one: by its name and first bytes."""
+    name = os.path.basename(path).lower()
+    if not name.endswith(ENDING) or any(word in name for word in NO_MODELS):
+        return False
+    split = SPLIT.fullmatch(name)
+    if (split and int(split[2]) > 1) or not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def listed(files: Collection[str]) -> str:
+    """What GGUF files a repository has and how to name one, in a sentence."""
+    found = sorted(name for name in files if name.lower().endswith(ENDING))
+    if not found:
+        return "It has no GGUF files either. Choose another repository."
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    names = ", ".join(found[:NAMED])
+    return f"Name one of its GGUF files, as owner/name:file.gguf: {names}{more}."
