@@ -277,9 +277,6 @@ class Engine(Protocol):
     def check_turn(self, owner: str) -> None:
         """Raise Busy unless another run of this owner may wait."""
 
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of plain text."""
-
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The text of each list of tokens."""
 

@@ -528,9 +528,6 @@ class Local:
     def check_turn(self, owner: str) -> None:
         self.queue.check(owner)
 
-    def tokenize(self, text: str) -> list[int]:
-        return self.loaded.backend.tokenize(text)
-
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         detokenize = self.loaded.backend.detokenize
         return [detokenize(each) for each in tokens]

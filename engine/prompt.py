@@ -8,16 +8,12 @@ an end token), and only the rest is tokenized: the second turn costs no more tha
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from engine.backends.base import Backend
-from engine.decode import decode, never
-from engine.drafting.base import Drafter
-from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
-from engine.settings import Drafting, Generation
-from engine.types import Event, Message, Step
+from engine.types import Message
 
 BLOCKS = 4
 """What is left out of a long conversation at a time is this part of the room, or a little more."""
@@ -122,22 +118,6 @@ class Chat:
                 self.counts.clear()
             self.counts[key] = len(self.backend.tokenize(text))
         return self.counts[key]
-
-    def reply(
-        self,
-        prompt: Sequence[int],
-        drafters: Sequence[Drafter],
-        generation: Generation,
-        drafting: Drafting,
-        cancelled: Callable[[], bool] = never,
-        costs: CostCurve | None = None,
-    ) -> Iterator[Event]:
-        """The events of one answer (engine/decode.py); remembers its tokens for the next turn."""
-        self.tokens = list(prompt)
-        for event in decode(self.backend, prompt, drafters, generation, drafting, cancelled, costs):
-            if isinstance(event, Step):
-                self.tokens += [token.id for token in event.tokens]
-            yield event
 
 
 def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:

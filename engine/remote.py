@@ -95,9 +95,6 @@ class Remote:
     def check_turn(self, owner: str) -> None:
         self.process.call("check_turn", owner)
 
-    def tokenize(self, text: str) -> list[int]:
-        return cast("list[int]", self.process.call("tokenize", text))
-
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         return cast("list[str]", self.process.call("texts", tokens))
 

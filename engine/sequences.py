@@ -52,10 +52,6 @@ class Sequences:
         """Free the sequences of a conversation, in all models."""
         self.close(*(place for place in self.warm if place[0] == key))
 
-    def drop_owner(self, owner: str) -> None:
-        """Free the sequences of all conversations of an owner."""
-        self.close(*(place for place in self.warm if place[0][0] == owner))
-
     def drop_model(self, model: Backend) -> None:
         """Free the sequences of a model that goes: they hold on to its weights."""
         self.close(*(place for place in self.warm if place[1] is model))

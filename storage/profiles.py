@@ -80,14 +80,6 @@ class ProfileStore:
                 self._values(key),
             )
 
-    def invalidate(self, fingerprint: str) -> None:
-        """Forget every profile that the model takes part in, as target or as draft."""
-        with self._db.write() as handle:
-            handle.execute(
-                "DELETE FROM profiles WHERE fingerprint = ? OR instr(drafts, ?) > 0",
-                (self._db.key("fingerprints", fingerprint), json.dumps(fingerprint)),
-            )
-
     def chosen(self, target: str) -> Choice | None:
         """The stack chosen for the target of that fingerprint; None when there is none."""
         rows = self._db.execute_read(

@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from bench.prompts import read_prompts
 from engine.backends.base import Backend
+from engine.decode import decode
 from engine.errors import SettingError
-from engine.methods import METHODS
+from engine.methods import PLAIN
 from engine.models.loaders import load
 from engine.prompt import Chat
 from engine.settings import Generation, Runtime, Sampling
@@ -23,7 +24,6 @@ from training.bits import labelled
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PERIOD, TIMES, LEAST = 32, 3, 24
 """A loop says the same, of at most PERIOD tokens, TIMES times in a row and over LEAST tokens."""
-PLAIN = METHODS["plain"].drafting
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,10 @@ def run(options: argparse.Namespace) -> None:
 
 def answered(backend: Backend, prompt: str, sampling: Sampling, tokens: int) -> Answer:
     """What a model says to one question."""
-    chat = Chat(backend)
     generation = Generation(sampling, max_tokens=tokens)
     text, said, ended = "", list[int](), False
-    asked = chat.prompt([Message("user", prompt)])
-    for event in chat.reply(asked, (), generation, PLAIN):
+    asked = Chat(backend).prompt([Message("user", prompt)])
+    for event in decode(backend, asked, (), generation, PLAIN.drafting):
         if isinstance(event, Step):
             text += "".join(token.text for token in event.tokens)
             said += [token.id for token in event.tokens if token.id not in backend.info.eos_ids]

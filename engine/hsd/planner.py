@@ -17,7 +17,7 @@ their minimum. So a few plans are found in it, and are polished and compared in 
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -176,15 +176,6 @@ def gathered(emits: Law, batch: int) -> tuple[Law, float]:
 def latency(profile: Profile, plan: Plan, rule: Rule) -> float:
     """Seconds per token of a plan, in the exact form."""
     return Recursion(profile, rule).latency(plan)
-
-
-def path_latency(profile: Profile, plan: Plan, rule: Rule) -> float:
-    """Seconds per token of a plan, in the path form."""
-    levels = [*(profile.index(level.model) for level in plan.levels), len(profile.models) - 1]
-    seconds = sources(profile, levels[0])[plan.databases].seconds()
-    for (below, above), level in zip(pairwise(levels), plan.levels, strict=True):
-        seconds = batches(profile, rule, below, above)[level.batch - 1].seconds(seconds)
-    return seconds
 
 
 def sources(profile: Profile, above: int) -> list[Edge]:

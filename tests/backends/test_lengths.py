@@ -31,6 +31,7 @@ from tests.backends.test_transformers import (
     tree_of,
 )
 from tests.exhaustive.test_lossless import Adversary, assert_lossless, events_of, tokens_of
+from tests.support.replies import reply
 
 if TYPE_CHECKING:
     from engine.backends.transformers import TransformersBackend
@@ -256,7 +257,8 @@ def test_the_second_turn_of_a_chat_beyond_the_switch(models: Any) -> None:
         for words in ("hello there, you", "and again", "and more"):
             messages.append(Message("user", words))
             wanted = Generation(Sampling(0.7, seed=3), max_tokens=20)
-            said = list(chat.reply(chat.prompt(messages), drafters, wanted, METHODS[name].drafting))
+            drafting = METHODS[name].drafting
+            said = list(reply(chat, chat.prompt(messages), drafters, wanted, drafting))
             events += [event for event in said if isinstance(event, Prefill)]
             steps = [event for event in said if isinstance(event, Step)]
             messages.append(Message("assistant", "".join(t.text for t in tokens_of(steps))))

@@ -39,6 +39,7 @@ from tests.support.gguf_files import (
     turning_gguf,
     window_gguf,
 )
+from tests.support.replies import reply
 
 pytestmark = pytest.mark.gguf
 GREEDY = Sampling(temperature=0.0)
@@ -458,7 +459,7 @@ def test_turns_do_not_get_dearer_as_the_history_grows(
     for _ in range(6):
         messages.append(Message("user", "And what did the fox do next?"))
         rows.clear()
-        events = list(chat.reply(chat.prompt(messages), [], wanted, Drafting(nodes=0)))
+        events = list(reply(chat, chat.prompt(messages), [], wanted, Drafting(nodes=0)))
         steps = [event for event in events if isinstance(event, Step)]
         prefill = events[0]
         assert isinstance(prefill, Prefill)

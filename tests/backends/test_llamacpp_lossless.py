@@ -42,6 +42,7 @@ from tests.exhaustive.test_lossless import (
     tokens_of,
 )
 from tests.support.gguf_files import opened_gguf
+from tests.support.replies import reply
 from tests.unit.test_stack import FIXED, drafted_by_models, ids, stack_of, stacked
 
 pytestmark = pytest.mark.gguf
@@ -258,7 +259,7 @@ def talk(
         stop = ("the", ".") if turn == 2 else ()
         wanted = Generation(Sampling(temperature, seed=seed), 30, stop)
         prompt, drafters = chat.prompt(messages), drafters_for(wanted.sampling)
-        prefill, *steps = chat.reply(prompt, drafters, wanted, FIXED if seed % 2 else Drafting())
+        prefill, *steps = reply(chat, prompt, drafters, wanted, FIXED if seed % 2 else Drafting())
         assert isinstance(prefill, Prefill) and (prefill.reused > 0) == (turn > 0)
         fast = [step for step in steps if isinstance(step, Step)]
         other.prefill([0], never)

@@ -21,6 +21,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import Learned, Message, Prefill, Step
 from tests.exhaustive.test_lossless import Adversary, assert_lossless, events_of, tokens_of
+from tests.support.replies import reply
 
 if TYPE_CHECKING:
     from engine.backends.transformers import TransformersBackend
@@ -190,7 +191,7 @@ def test_turns_do_not_get_dearer_as_the_history_grows(
     for _ in range(6):
         messages.append(Message("user", "And what did the fox do next?"))
         count.rows.clear()
-        events = list(chat.reply(chat.prompt(messages), [], wanted, METHODS["plain"].drafting))
+        events = list(reply(chat, chat.prompt(messages), [], wanted, METHODS["plain"].drafting))
         steps = [event for event in events if isinstance(event, Step)]
         prefill = events[0]
         assert isinstance(prefill, Prefill)

@@ -28,6 +28,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import RULES, TIERS, Followers, Message, Prefill, Step, Token, Work
 from tests.conftest import ROOT
+from tests.support.replies import reply
 
 ORDERS = [order for size in (1, 2, 3) for order in permutations(TIERS, size)]
 TEMPERATURES = (0.0, 0.7, 1.0, 1.5)
@@ -463,7 +464,7 @@ def conversation(
         prompt = chat.prompt(messages)
         drafters = METHODS[method].drafters(databases)
         drafting = METHODS[method].drafting
-        events = list(chat.reply(prompt, drafters, wanted, drafting, never, costs))
+        events = list(reply(chat, prompt, drafters, wanted, drafting, never, costs))
         prefill = events[0]
         assert isinstance(prefill, Prefill)
         assert (prefill.reused > 0) == (turn > 0)

@@ -40,6 +40,7 @@ from tests.exhaustive.test_lossless import (
     toy_family,
     warm_toy,
 )
+from tests.support.replies import reply
 from tests.unit.test_stack import (
     FIXED,
     STACKS,
@@ -192,7 +193,7 @@ def test_a_conversation_goes_on_in_the_caches_of_all_models(plan: str) -> None:
         messages.append(Message("user", f"and the tale of {turn} then"))
         prompt, wanted = chat.prompt(messages), generation(0.7, seed)
         drafters = method.drafters(databases, family, wanted.sampling)
-        events = list(chat.reply(prompt, drafters, wanted, method.drafting))
+        events = list(reply(chat, prompt, drafters, wanted, method.drafting))
         prefill, *steps = events
         assert isinstance(prefill, Prefill) and (prefill.reused > 0) == (turn > 0)
         steps = [event for event in steps if isinstance(event, Step)]
@@ -281,7 +282,7 @@ def test_embedded_conversations_go_on_in_the_caches_of_all_models(
         messages.append(Message("user", question))
         prompt, wanted = chat.prompt(messages), generation(0.7, turn, 40)
         drafters = method.drafters(databases, family, wanted.sampling)
-        steps = [e for e in chat.reply(prompt, drafters, wanted, FIXED) if isinstance(e, Step)]
+        steps = [e for e in reply(chat, prompt, drafters, wanted, FIXED) if isinstance(e, Step)]
         assert_lossless(cold(embedded, prompt, wanted), steps)
         assert drafted_by_models(steps) > 0
         messages.append(Message("assistant", "".join(t.text for t in tokens_of(steps))))

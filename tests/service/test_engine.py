@@ -628,7 +628,7 @@ def test_without_a_model_everything_says_so(engine: Engine) -> None:
 def test_small_questions_are_answered_at_once(slow: Engine) -> None:
     """Also while the model is used."""
     first, _ = begun(slow)
-    tokens = slow.tokenize("hello")
+    tokens = list(b"hello")
     assert slow.texts([tokens, tokens[:1], []]) == ["hello", "h", ""]
     slow.check("hello")
     for text in ("", "x" * 9000):

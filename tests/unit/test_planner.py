@@ -21,6 +21,7 @@ from engine.hsd.planner import (
     Plan,
     Recursion,
     StackLevel,
+    batches,
     best,
     candidates,
     edges,
@@ -28,10 +29,10 @@ from engine.hsd.planner import (
     latency,
     memory,
     parse,
-    path_latency,
     resolve,
     shortest,
     singles,
+    sources,
 )
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
 from engine.types import Rule
@@ -98,11 +99,20 @@ def every_plan(profile: Profile, longest: int) -> Iterator[Plan]:
     for size in range(len(profile.models)):
         for places in combinations(drafts, size):
             lowest = profile.models[[*places, -1][0]]
-            for batches in product(range(1, longest + 1), repeat=size):
-                levels = tuple(map(StackLevel, (profile.models[i].name for i in places), batches))
+            for chosen in product(range(1, longest + 1), repeat=size):
+                levels = tuple(map(StackLevel, (profile.models[i].name for i in places), chosen))
                 yield Plan(levels)
                 if lowest.databases:
                     yield Plan(levels, True)
+
+
+def path_latency(profile: Profile, plan: Plan, rule: Rule) -> float:
+    """Seconds per token of a plan, in the path form."""
+    levels = [*(profile.index(level.model) for level in plan.levels), len(profile.models) - 1]
+    seconds = sources(profile, levels[0])[plan.databases].seconds()
+    for (below, above), level in zip(pairwise(levels), plan.levels, strict=True):
+        seconds = batches(profile, rule, below, above)[level.batch - 1].seconds(seconds)
+    return seconds
 
 
 def path_form(profile: Profile, plan: Plan) -> float:

@@ -69,18 +69,6 @@ def test_equal_samplers_are_one(store: ProfileStore) -> None:
     assert store.load(KEY._replace(sampling=sampling)) == PROFILE
 
 
-def test_invalidating_a_model_forgets_all_that_it_takes_part_in(store: ProfileStore) -> None:
-    as_target = ProfileKey("f-mid", ("f-small",), SAMPLING, "cpu/float32/2")
-    alike = [KEY._replace(drafts=("f-m", "f-mid-2")), KEY._replace(drafts=())]
-    for key in (KEY, as_target, *alike):
-        store.save(key, PROFILE)
-    store.invalidate("f-unknown")
-    assert store.load(KEY) == store.load(as_target) == PROFILE
-    store.invalidate("f-mid")
-    assert store.load(KEY) is store.load(as_target) is None
-    assert [store.load(key) for key in alike] == [PROFILE, PROFILE]
-
-
 def test_the_oldest_profiles_of_a_target_are_pruned(store: ProfileStore) -> None:
     most = store.MOST_PROFILES
     keys = [KEY._replace(machine=f"cpu/float32/{threads}") for threads in range(most + 2)]
@@ -134,7 +122,6 @@ def test_a_damaged_key_is_in_nobodys_way(db: Database, store: ProfileStore, draf
     with db.write() as handle:
         handle.execute("UPDATE profiles SET drafts = ?", [drafts])
     store.save(OTHERS[3], PROFILE)
-    store.invalidate("f-mid")
     assert store.load(KEY) is None and store.load(OTHERS[3]) == PROFILE
 
 

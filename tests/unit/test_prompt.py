@@ -13,6 +13,7 @@ from engine.errors import PromptError
 from engine.prompt import BLOCKS, Chat, splice
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Message, Prefill, Step
+from tests.support.replies import reply
 
 
 class Merging(ToyBackend):
@@ -43,7 +44,7 @@ def say(
 ) -> tuple[Prefill, str, list[int], str | None]:
     """One turn: the prefill, the answer's text and tokens, and why it ended."""
     generation = Generation(Sampling(temperature=1.5, seed=seed), max_tokens=most, stop=stop)
-    first, *events = chat.reply(chat.prompt(messages), [], generation, Drafting())
+    first, *events = reply(chat, chat.prompt(messages), [], generation, Drafting())
     assert isinstance(first, Prefill)
     steps = [event for event in events if isinstance(event, Step)]
     tokens = [token for step in steps for token in step.tokens]
@@ -132,7 +133,7 @@ def test_another_conversation_starts_from_its_own_words() -> None:
 def test_tokens_of_a_reply_that_was_left_are_those_that_were_seen() -> None:
     chat = Chat(ToyBackend())
     prompt = chat.prompt([user("x")])
-    events = chat.reply(prompt, [], Generation(Sampling(0.0), max_tokens=30), Drafting())
+    events = reply(chat, prompt, [], Generation(Sampling(0.0), max_tokens=30), Drafting())
     seen = [next(events), next(events), next(events)]
     events.close()  # type: ignore[attr-defined]
     tokens = [token.id for event in seen if isinstance(event, Step) for token in event.tokens]
