@@ -55,7 +55,7 @@ def test_what_could_not_be_read_is_not_downloaded(monkeypatch: pytest.MonkeyPatc
     """A file of gigabytes, and only then the news that it is of no use."""
     asked: list[str] = []
 
-    def download(source: str, *_: object) -> str:
+    def download(model_format: object, source: str, *_: object) -> str:
         asked.append(source)
         return source
 
