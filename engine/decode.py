@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from engine.backends.base import Backend, Scores
+from engine.backends.base import Backend, Filled, Scores
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.controller import DraftController, way
@@ -27,6 +27,7 @@ from engine.types import (
     Finish,
     Learned,
     Prefill,
+    Rule,
     Step,
     Token,
     Work,
@@ -58,51 +59,16 @@ def decode(
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled)
     drafters = drafters if backend.info.can_tree else ()
-    vocabulary = backend.info.vocabulary_size
-    controller = DraftController(drafters, drafting, vocabulary, costs)
+    controller = DraftController(drafters, drafting, backend.info.vocabulary_size, costs)
     pending = PendingTokens(drafters, tokens, controller)
-    rule = verifier(drafting.rule, generation.sampling.seed, 0, vocabulary)
+    loop = DecodeLoop(backend, tokens, answer, controller, pending, drafting.rule)
     try:
-        clock = perf_counter()
-        filled = backend.prefill(tokens, cancelled)
-        read = perf_counter()
-        if filled.complete:
-            pending.read(len(tokens) - filled.reused)
-        yield Prefill(len(tokens), filled.reused, perf_counter() - clock, read - clock)
-        index = 0
+        yield loop.prefill()
         while answer.finish is None:
-            clock = perf_counter()
-            again = filled.limit is not None and len(tokens) > filled.limit
-            if again:
-                filled = backend.prefill(tokens, cancelled)
-            read = perf_counter()
-            # What broke off decides nothing, whatever `cancelled` may say by now.
-            if not filled.complete or (not index and cancelled()):
-                yield Step(index, (), finish="cancelled")
-                return
-            budget, asked = controller.plan(depth_of(backend, len(tokens), answer.limit))
-            if controller.learns(budget):
-                pending.learn()
-            learned = perf_counter()
-            tree, work = draft(asked, tokens, budget)
-            tree = tree.within(backend.info.leaves, budget.depth)
-            drafted = perf_counter()
-            scores = backend.score(tree, generation.sampling)
-            scored = perf_counter()
-            rows, chosen, _ = rule.walk(tree, scores)
-            emitted = answer.settle(tree, scores, rows, chosen, len(tokens))
-            sampled = perf_counter()
-            backend.accept(rows[: len(emitted) - 1])
-            tokens += chosen[: len(emitted)]
-            pending.add(len(emitted))
-            times = clocked(clock, drafted, scored, sampled, perf_counter())
-            plain = controller.plain_seconds(len(tree), len(emitted), times, read - clock)
-            counts = count(tree, rows[: len(emitted)], work) | {"plain_seconds": plain}
-            step = Step(index, tuple(emitted), **counts, **times, finish=answer.finish)
-            if not again:
-                controller.observe(step, learning=learned - read)
+            step = loop.step()
             yield step
-            index += 1
+            if not step.tokens:
+                return
     finally:
         clock = perf_counter()
         pending.finish(len(tokens) - len(prompt))
@@ -110,11 +76,81 @@ def decode(
     yield Learned(learned)
 
 
+class DecodeLoop:
+    """One answer under way. `tokens` are all that are decided, the prompt first."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokens: list[int],
+        answer: "Answer",
+        controller: DraftController,
+        pending: "PendingTokens",
+        rule: Rule,
+    ) -> None:
+        self.backend, self.tokens, self.answer = backend, tokens, answer
+        self.controller, self.pending = controller, pending
+        self.verifier = verifier(rule, answer.sampling.seed, 0, backend.info.vocabulary_size)
+        self.filled = Filled(0, False)
+        self.index = 0
+
+    def prefill(self) -> Prefill:
+        """Have the model and the drafters read the prompt."""
+        clock = perf_counter()
+        self.filled = self.backend.prefill(self.tokens, self.answer.cancelled)
+        read = perf_counter()
+        length, reused = len(self.tokens), self.filled.reused
+        if self.filled.complete:
+            self.pending.read(length - reused)
+        return Prefill(length, reused, perf_counter() - clock, read - clock)
+
+    def step(self) -> Step:
+        """Draft, verify in one forward, keep what the target says; an empty Step when cancelled
+        before anything was decided."""
+        backend, tokens, answer, controller = (
+            self.backend,
+            self.tokens,
+            self.answer,
+            self.controller,
+        )
+        clock = perf_counter()
+        again = self.filled.limit is not None and len(tokens) > self.filled.limit
+        if again:
+            self.filled = backend.prefill(tokens, answer.cancelled)
+        read = perf_counter()
+        # What broke off decides nothing, whatever `cancelled` may say by now.
+        if not self.filled.complete or (not self.index and answer.cancelled()):
+            return Step(self.index, (), finish="cancelled")
+        budget, asked = controller.plan(depth_of(backend, len(tokens), answer.limit))
+        if controller.learns(budget):
+            self.pending.learn()
+        learned = perf_counter()
+        tree, work = draft(asked, tokens, budget)
+        tree = tree.within(backend.info.leaves, budget.depth)
+        drafted = perf_counter()
+        scores = backend.score(tree, answer.sampling)
+        scored = perf_counter()
+        rows, chosen, _ = self.verifier.walk(tree, scores)
+        emitted = answer.emit(tree, scores, rows, chosen, len(tokens))
+        sampled = perf_counter()
+        backend.accept(rows[: len(emitted) - 1])
+        tokens += chosen[: len(emitted)]
+        self.pending.add(len(emitted))
+        times = clocked(clock, drafted, scored, sampled, perf_counter())
+        plain = controller.plain_seconds(len(tree), len(emitted), times, read - clock)
+        counts = count(tree, rows[: len(emitted)], work) | {"plain_seconds": plain}
+        step = Step(self.index, tuple(emitted), **counts, **times, finish=answer.finish)
+        if not again:
+            controller.observe(step, learning=learned - read)
+        self.index += 1
+        return step
+
+
 def depth_of(backend: Backend, length: int, limit: int) -> int:
-    """How deep a tree behind `length` tokens may be: its tokens and the one that follows them stay
-    within `limit`, and what the model decides in one forward within its room."""
-    room = backend.depth_limit(length)
-    return limit - length - 1 if room is None else min(limit - length - 1, room)
+    """How deep a tree behind `length` tokens may be: with the bonus token it stays within `limit`,
+    and within what the model decides in one forward."""
+    own = backend.depth_limit(length)
+    return limit - length - 1 if own is None else min(limit - length - 1, own)
 
 
 class PendingTokens:
@@ -154,7 +190,7 @@ class PendingTokens:
     def finish(self, new: int) -> None:
         """Let the drafters keep the answer, the last `new` tokens."""
         self.learn()
-        self.controller.owe(self.timed(lambda d: d.finish(self.tokens, new), self.drafters))
+        self.controller.charge(self.timed(lambda d: d.finish(self.tokens, new), self.drafters))
 
     def timed(
         self, work: Callable[[Drafter], None], drafters: Sequence[Drafter]
@@ -205,12 +241,13 @@ class Answer:
             )
         self.eos_ids = backend.info.eos_ids
         self.text = TextStream(backend.detokenize, generation.stop)
+        self.sampling = generation.sampling
         self.cancelled = cancelled
         self.limit = min(len(prompt) + generation.max_tokens, context)
         self.at_limit: Finish = "context" if self.limit == context else "length"
         self.finish: Finish | None = None
 
-    def settle(
+    def emit(
         self, tree: Tree, scores: Scores, rows: list[int], chosen: list[int], start: int
     ) -> list[Token]:
         """The tokens of one step up to where the answer ends; sets `finish` when it does.

@@ -1,16 +1,16 @@
-"""How far each kind of evidence can be credited, learned from what the target really said.
+"""What each kind of evidence is worth: interpolation weights, learned from what the target said.
 
-A prediction asks one piece of evidence after the other, the longest match first. Each takes its
-*trust*, a share of the probability that the ones before it left, and hands the rest on. Trust is
-kept per tier, match length and strength of the evidence (how often its key was seen, and how far
-the next tokens agreed). After every emitted token, the responsibility of each piece for it is
-computed, as when interpolation weights of language models are estimated (Jelinek and Mercer, 1980),
-online: trust = tokens it was responsible for / tokens that got as far as asking it.
+The probability of a next token is interpolated from all evidence (Jelinek and Mercer, 1980). The
+longest match comes first and takes a share of the probability: its *evidence weight*. The next one
+takes its share of what is left, and so on. There is a weight per tier, match length and strength.
+Strength says how often a key was seen and how far the next tokens agreed.
 
-What is drafted is chosen for its high estimate, so overestimates are more common among drafted
-nodes than among all. The second part corrects that: per tier, match length and rank among its
-siblings, drafted nodes whose parent was visited are counted with their estimates, and estimates of
-that kind are scaled by accepted / expected.
+Weights are learned online. After every emitted token each piece of evidence gets its share of the
+credit for it: weight = tokens credited to it / tokens for which it was reached.
+
+Drafted nodes were chosen for their high estimates, so their estimates are too high more often than
+too low. A second part corrects that. It counts drafted nodes whose parent was visited, per tier,
+match length and rank among siblings, and scales estimates of that kind by accepted / expected.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,12 +32,12 @@ PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
     STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }
 """Per match length (longer ones share the last entry): a key with n occurrences and d distinct next
-tokens is credited n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
+tokens has the weight n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
 recorded answers of Vicuna-7B (docs/log.md)."""
-DOUBT = 30.0
-"""The observations that a prior is worth."""
+PRIOR_OBSERVATIONS = 30.0
+"""What a prior counts for."""
 MEMORY = 2000.0
-"""Beyond so many observations old ones fade, so that trust follows a change of subject."""
+"""Beyond so many observations old ones fade, so that weights follow a change of subject."""
 RANKS = 4
 """Siblings from this rank on are counted together."""
 RANK_SUFFIX = ":rank"
@@ -63,13 +63,13 @@ class Rate:
         if self.expected > MEMORY:
             self.expected /= 2
             self.accepted /= 2
-        self.factor = (DOUBT + self.accepted) / (DOUBT + self.expected)
+        self.factor = (PRIOR_OBSERVATIONS + self.accepted) / (PRIOR_OBSERVATIONS + self.expected)
 
 
 class EvidenceWeights:
-    """What was learned about one tier and match length.
+    """The evidence weights of one tier and match length.
 
-    `values` holds the trust per strength of evidence, `rates` the acceptance per rank.
+    `values` holds the weight per strength, `rates` the acceptance per rank among siblings.
     """
 
     __slots__ = ("match_length", "priors", "rates", "reached", "tier", "credited", "values")
@@ -83,23 +83,23 @@ class EvidenceWeights:
         self.rates = [Rate() for _ in range(RANKS)]
 
     def learn(self, strength: int, reached: float, credited: float) -> None:
-        """Count an observation: the shares of a token that came this far, and that stayed."""
+        """Count an observation: the share of a token for which this was reached, and its credit."""
         self.reached[strength] += reached
         self.credited[strength] += credited
         if self.reached[strength] > MEMORY:
             self.reached[strength] /= 2
             self.credited[strength] /= 2
-        self.values[strength] = (DOUBT * self.priors[strength] + self.credited[strength]) / (
-            DOUBT + self.reached[strength]
-        )
+        self.values[strength] = (
+            PRIOR_OBSERVATIONS * self.priors[strength] + self.credited[strength]
+        ) / (PRIOR_OBSERVATIONS + self.reached[strength])
 
 
 Evidence = tuple[EvidenceWeights, Followers]
-"""One piece of evidence of a chain: what it says, and how far it can be credited."""
+"""One piece of evidence of a chain: its weights, and what it says."""
 
 
 class Calibration:
-    """The weights of every tier. One per model and owner; rows outlive the program."""
+    """The evidence weights of every tier, per model and owner. Its rows are stored."""
 
     def __init__(self, rows: Iterable[CalibrationRow] = ()) -> None:
         self.weights = {
@@ -141,9 +141,9 @@ class Calibration:
         """The target said `token` where `chain` was the evidence, the longest match first."""
         left, said = 1.0, []
         for weights, followers in chain:
-            trust = weights.values[followers.strength]
-            said.append(left * trust * followers.counts.get(token, 0.0) / followers.total)
-            left *= 1.0 - trust
+            weight = weights.values[followers.strength]
+            said.append(left * weight * followers.counts.get(token, 0.0) / followers.total)
+            left *= 1.0 - weight
         total = sum(said) + left * UNSEEN
         reached = 1.0
         for (weights, followers), share in zip(chain, said, strict=True):

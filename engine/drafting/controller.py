@@ -1,17 +1,17 @@
-"""Does drafting pay? One estimate, one back-off, one probe, for databases and draft models alike.
+"""Does drafting pay? The databases and the draft models are judged in the same way.
 
-Either way to draft has a balance, in plain steps: what its steps saved of late, by the cost curve.
-Look-ups, forwards of draft models and learning are charged to it. A way whose balance is negative
-backs off: it is left out for some steps, each time for twice as many, and may then lose one plain
-step more. Once its balance is full, back-offs are short again. A bounded balance, and no average:
-so a gain of a few per cent that comes in bursts is left alone, and what a try can lose is bounded.
+- **Balance.** Each of the two has a balance, in plain steps: what its latest steps saved, by the
+  cost curve. Look-ups, forwards of draft models and learning are charged to it. It starts at three
+  and is six at most. A balance is bounded where an average is not: a small gain that comes in
+  bursts is left alone, and what a try can lose is limited.
+- **Back-off.** Once the balance is negative, drafting pauses for 16 steps, then for 32, up to 512.
+  After each pause it may lose one plain step. Once the balance is full, pauses are short again.
+- **Probe.** During a pause drafting is tried now and then, so seldom that it costs two per cent of
+  the time. Databases are probed without the slowest one. A probe that saves something ends the
+  pause. Where drafting goes on and on, a plain step is taken now and then: so the time of plain
+  decoding stays known.
 
-What was not used for long is probed: a way that backs off, so seldom that its probes cost two
-hundredths of the time; databases by their near ones, which are as good as free to look into. A
-probe that saves something ends the back-off, so text that was there before is drafted soon. A step
-without drafts is probed as well, and so the time of plain decoding is always known.
-
-Invariant: this decides what is drafted, and what is learned when, never what is said.
+Invariant: this decides what is drafted and when it is learned, never what the answer says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ FIRST = 2
 """The step of an answer that probes near databases anyway: there are some words to go by."""
 PLAIN, DRAFTED = 96, 128
 """Steps with drafts after which one without is due, and the other way round."""
-SLIGHT, PROBED = 0.01, 0.02
-"""The shares of a back-off that learning may take, and its probes."""
-HEARD = 32
+LEARNING_SHARE, PROBE_SHARE = 0.01, 0.02
+"""The shares of a back-off's time that learning may take, and probes."""
+PRIOR_TOKENS = 32
 """Tokens whose time to learn counts as much as what was known of it before."""
-SEEN = 0.1
+PLAIN_GAIN = 0.1
 """How far a plain step moves what the run knows of plain steps."""
 
 
@@ -58,23 +58,23 @@ class DraftController:
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
         self.ways = {way(drafter) for drafter in drafters}
         self.gains = self.costs.gate.gains if self.costs is not None else {}
-        self.pace = PlainPace(self.costs)
+        self.plain_time = PlainTime(self.costs)
         self.steps = 0
         self.asked: set[str] = set()
-        self.resting = self.waited = False
+        self.paused = self.was_paused = False
 
     def plan(self, depth: int) -> tuple[Budget, Sequence[Drafter]]:
         """The budget of the next step, whose tree may be `depth` levels deep, and who may use it.
 
-        Nobody drafts without room: in a step that is to be plain, or where all ways back off.
+        Nobody drafts where the depth is 0: in a plain step, or where both ways to draft back off.
         """
-        resting = {name for name in self.ways if self.backing_off(name)}
-        self.waited, self.resting = self.resting, bool(self.ways) and resting == self.ways
-        asked = {name for name in self.ways if name not in resting or self.probes(name)}
+        backing_off = {name for name in self.ways if self.backing_off(name)}
+        self.was_paused, self.paused = self.paused, bool(self.ways) and backing_off == self.ways
+        asked = {name for name in self.ways if name not in backing_off or self.probes(name)}
         plain = self.costs is not None and self.costs.gate.plain >= PLAIN
-        room = depth if asked and not plain else 0
-        near = DATABASES in resting
-        budget = Budget(self.drafting, room, self.vocabulary, self.costs, self.due(asked), near)
+        depth = depth if asked and not plain else 0
+        near = DATABASES in backing_off
+        budget = Budget(self.drafting, depth, self.vocabulary, self.costs, self.due(asked), near)
         self.steps += 1
         self.asked = asked if budget.nodes else set()
         return budget, [drafter for drafter in self.drafters if way(drafter) in self.asked]
@@ -101,39 +101,41 @@ class DraftController:
     # learning
 
     def learns(self, budget: Budget) -> bool:
-        """Whether what was decided is learned now: before drafts, and while not all back off."""
-        return budget.nodes > 0 or not self.waited
+        """Whether pending tokens are learned now: before drafting, and while not paused."""
+        return budget.nodes > 0 or not self.was_paused
 
     def learnable(self, new: int) -> int:
-        """How many of `new` tokens that were not learned yet are to be learned now: the latest.
+        """How many of `new` pending tokens are to be learned now: the latest.
 
-        All of them, but of those that were decided in a back-off only what takes little of it.
+        All of them; but of those that were decided during a back-off only as many as take little of
+        its time.
         """
-        if self.costs is None or not self.waited:
+        if self.costs is None or not self.was_paused:
             return new
-        most = new * SLIGHT * self.costs.seconds(0) / self.costs.gate.token
+        most = new * LEARNING_SHARE * self.costs.seconds(0) / self.costs.gate.learn_seconds
         return min(new, int(most))
 
     def learned(self, seconds: float, tokens: int) -> None:
-        """So many tokens took the databases so long to learn. In a step that drafts, that was also
-        about what the drafts were worth, and says nothing of what waits."""
+        """So many tokens took the databases so long to learn. In a step that drafts, calibration is
+        part of that, so the two times are kept apart."""
         if self.costs is None:
             return
         gate = self.costs.gate
-        if self.waited:
-            gate.token = heard(gate.token, seconds, tokens)
+        if self.was_paused:
+            gate.learn_seconds = updated(gate.learn_seconds, seconds, tokens)
         else:
-            gate.lesson = heard(gate.lesson, seconds, tokens)
+            known = gate.learn_and_calibrate_seconds
+            gate.learn_and_calibrate_seconds = updated(known, seconds, tokens)
 
     def read(self, seconds: Mapping[str, float], tokens: int) -> None:
         """A prompt with so many new tokens was read, which took either way so long."""
-        self.owe(seconds)
+        self.charge(seconds)
         if self.costs is not None and tokens and DATABASES in seconds:
             gate = self.costs.gate
-            gate.token = heard(gate.token, seconds[DATABASES], tokens)
+            gate.learn_seconds = updated(gate.learn_seconds, seconds[DATABASES], tokens)
 
-    def owe(self, seconds: Mapping[str, float]) -> None:
-        """A whole text was learned. What drafts save pays for that first."""
+    def charge(self, seconds: Mapping[str, float]) -> None:
+        """A whole text was learned: what drafts save pays for that first."""
         if self.costs is not None:
             for name, spent in seconds.items():
                 self.gains[name].debt += spent / self.costs.seconds(0)
@@ -146,7 +148,7 @@ class DraftController:
         """What plain decoding would have taken for a step of those times (see Step); it fills a
         cache again as well."""
         parts = (times[f"{part}_seconds"] for part in ("verify", "sample", "other"))
-        plain = self.pace.seconds(nodes, emitted, *parts)
+        plain = self.plain_time.seconds(nodes, emitted, *parts)
         return None if plain is None else refilled + plain
 
     def observe(self, step: Step, learning: float = 0.0) -> None:
@@ -166,7 +168,7 @@ class DraftController:
         databases = (looking + learning) / plain
         took = (self.costs.seconds(nodes) + sum(models)) / plain + databases
         emitted = len(step.tokens)
-        later = emitted * gate.lesson / plain
+        later = emitted * gate.learn_and_calibrate_seconds / plain
         self.weigh(STACK if models else DATABASES, emitted - took, databases, later)
 
     def weigh(self, winner: str, saved: float, databases: float, later: float) -> None:
@@ -195,9 +197,9 @@ def way(drafter: Drafter) -> str:
     return STACK if drafter.name == STACK else DATABASES
 
 
-def heard(known: float, seconds: float, tokens: int) -> float:
-    """What learning a token takes, after so many took so long."""
-    return known + tokens / (tokens + HEARD) * (seconds / tokens - known)
+def updated(known: float, seconds: float, tokens: int) -> float:
+    """The mean time to learn a token, after so many tokens took so long."""
+    return known + tokens / (tokens + PRIOR_TOKENS) * (seconds / tokens - known)
 
 
 def settle(gain: Gain, saved: float) -> None:
@@ -222,14 +224,15 @@ def back_off(gain: Gain, probe: float | None) -> None:
     if probe > 0:
         gain.backoff = gain.length = 0
         gain.balance = min(TRIAL + probe, FULL)
-    gain.wait = max(PROBE, round(-probe / PROBED))
+    gain.wait = max(PROBE, round(-probe / PROBE_SHARE))
 
 
-class PlainPace:
-    """What plain decoding takes at the load of this moment, from what a step took.
+class PlainTime:
+    """What plain decoding would take at the load of this moment, from what a step took.
 
-    The costs say how a plain forward compares with the one that was made: load slows both alike.
-    Without costs, the plain steps of the run must do. Tokens are sampled one by one either way.
+    The cost curve says how a plain forward compares with the one that was made: load slows both
+    alike. Without a curve, the plain steps of the run are used. Tokens are sampled one by one in
+    either case.
     """
 
     def __init__(self, costs: CostCurve | None) -> None:
@@ -242,8 +245,8 @@ class PlainPace:
     ) -> float | None:
         """Plain decoding's seconds for the tokens of a step whose parts took so long."""
         if not nodes:
-            self.forward = moved(self.forward, verify)
-            self.other = moved(self.other, other)
+            self.forward = moving_mean(self.forward, verify)
+            self.other = moving_mean(self.other, other)
             return verify + sample + other
         forward = self.forward
         if self.costs is not None:
@@ -254,6 +257,6 @@ class PlainPace:
         return emitted * forward + sample + (other if self.other is None else emitted * self.other)
 
 
-def moved(known: float | None, seen: float) -> float:
-    """A moving mean after one more sight."""
-    return seen if known is None else known + SEEN * (seen - known)
+def moving_mean(known: float | None, seen: float) -> float:
+    """A moving mean after one more value."""
+    return seen if known is None else known + PLAIN_GAIN * (seen - known)

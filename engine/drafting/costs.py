@@ -26,7 +26,7 @@ SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 CACHED = 256
 """Tokens in the cache while measuring."""
 SECONDS = 2.0
-PACE = 0.15
+COMMON_GAIN = 0.15
 """How far an observation moves the estimates of all sizes: what slows one down has most likely
 slowed down all. How much further it moves that of its own size depends on what is known of it."""
 GAIN = 0.05
@@ -34,7 +34,7 @@ GAIN = 0.05
 DRIFT = 4e-4
 """How much less is known of a size after every step in which it was not observed, in variances of
 an observation. A size that is seen in each step is so moved by DRIFT ** 0.5 of what surprises."""
-DOUBT = 0.1
+INITIAL_VARIANCE = 0.1
 """The same for a size as measured: with little in the cache, and without drafting in between."""
 FEWEST = 2
 SLOW = 0.2
@@ -45,7 +45,7 @@ SURPRISE = 1.5
 REFRESH = 32
 LARGEST = 128
 """No tree is larger: costs are tabulated up to here."""
-TOKEN = 3e-6
+LEARN_SECONDS = 3e-6
 """Seconds to learn a token, until it was measured."""
 
 
@@ -71,15 +71,15 @@ class Gate:
     """Whether drafting pays, as far as known: plain data for engine/drafting/controller.py.
 
     `plain` and `drafted` count the steps since the last one without drafts and with some. The
-    databases need `token` seconds to learn a token, and `lesson` where they drafted before: then
-    they learn what the drafts were worth, too.
+    databases need `learn_seconds` to learn a token, and `learn_and_calibrate_seconds` where they
+    drafted before: then they also learn what their evidence is worth.
     """
 
     gains: dict[str, Gain] = field(default_factory=lambda: {DATABASES: Gain(), STACK: Gain()})
     plain: int = 0
     drafted: int = 0
-    token: float = TOKEN
-    lesson: float = TOKEN
+    learn_seconds: float = LEARN_SECONDS
+    learn_and_calibrate_seconds: float = LEARN_SECONDS
 
 
 class CostCurve:
@@ -97,8 +97,8 @@ class CostCurve:
         self.sizes = sorted(points)
         self.values = [points[size] for size in self.sizes]
         self.node, self.other = node, other
-        self.doubts = [DOUBT] * len(self.sizes)
-        self.fresh = 0
+        self.variances = [INITIAL_VARIANCE] * len(self.sizes)
+        self.since_refresh = 0
         self.gate = Gate()
         self.table: list[float] = []
         """Seconds of a whole step over n nodes: forward, drafting, everything else."""
@@ -148,19 +148,19 @@ class CostCurve:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""
         at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         ratio = min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
-        common = ratio**PACE
-        # The rarer a size is seen, the more each sight of it says: the gain of a Kalman filter.
-        own = self.doubts[at] / (self.doubts[at] + 1)
-        self.doubts[at] = own
-        self.doubts = [doubt + DRIFT for doubt in self.doubts]
+        common = ratio**COMMON_GAIN
+        # The rarer a size is observed, the more each observation says: the gain of a Kalman filter.
+        own = self.variances[at] / (self.variances[at] + 1)
+        self.variances[at] = own
+        self.variances = [variance + DRIFT for variance in self.variances]
         self.values = [value * common for value in self.values]
         self.values[at] *= ratio**own
         # The first look-up is paid whether or not anything is drafted.
         self.node += GAIN * (draft / (nodes + 1) - self.node)
         self.other += GAIN * (draft / (nodes + 1) + other - self.other)
-        self.fresh += 1
-        if self.fresh >= REFRESH:
-            self.fresh = 0
+        self.since_refresh += 1
+        if self.since_refresh >= REFRESH:
+            self.since_refresh = 0
             self.refresh()
 
     def copy(self) -> "CostCurve":

@@ -1,10 +1,9 @@
 """Hierarchy drafting: one draft tree from all databases, grown best first while it pays.
 
-To expand a node, every tier is asked what followed the last tokens on the way to it; the longest
-match speaks first and, among equal lengths, the tier of the highest locality. Each piece of
-evidence takes the share of the probability that its trust allows (engine/drafting/calibration.py)
-and leaves the rest to the next. Candidates of all tiers are so on one scale, and the likeliest node
-of the whole tree is always the next to be added.
+To expand a node, every tier is asked what followed the last tokens on the way to it. The answers
+are interpolated, the longest match first and, among equal lengths, the tier of the highest
+locality (engine/drafting/calibration.py). So the candidates of all tiers are on one scale, and the
+likeliest node of the whole tree is always the next to be added.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from engine.tree import Tree
 from engine.types import Work
 
 NEGLIGIBLE = 0.02
-"""Once so little probability is left, shorter matches are not listened to."""
+"""Once so little probability is left, shorter matches are not asked."""
 SLIGHT = 0.3
 """The part of the smallest useful probability below which a contribution is not added up."""
 
@@ -127,7 +126,7 @@ class Hierarchy:
         return candidates
 
     def chain(self, tiers: Sequence[Tier], suffix: tuple[int, ...]) -> list[Evidence]:
-        """All evidence on what follows `suffix`, in the order in which it is listened to."""
+        """All evidence on what follows `suffix`, in the order of interpolation."""
         known = self.chains.get((id(tiers), suffix))
         if known is not None:
             return known
@@ -150,7 +149,7 @@ class Hierarchy:
         return chain
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Learn which evidence the decided tokens bore out, then let the tiers learn them."""
+        """Learn what the evidence for decided tokens was worth, then let the tiers learn them."""
         start = len(tokens) - new
         if self.grown == start:
             self.settle(tokens[start:])

@@ -18,9 +18,9 @@ from engine.drafting.databases import Databases
 from engine.drafting.model import ModelTier
 
 LIMIT = 512 << 20
-"""Bytes for open conversations, pasts and remembered look-ups in the statistics together. What the
-answer under way uses stays even where that alone is more: a log at its cap takes up to 140 MB.
-Beside it, what is shared by all is bounded where it is kept: noise by 32 MB (engine/sampling.py),
+"""Bytes for open conversations, past answers and remembered look-ups in the statistics together.
+What the answer under way uses stays even where that alone is more: a log at its cap takes up to
+140 MB. What is shared by all is bounded where it is kept: noise by 32 MB (engine/sampling.py),
 followers of keys seen once by 32 MB (engine/types.py)."""
 MOST_OPEN = 16
 """Conversations that are open at once; the others are made from what was stored when needed."""
@@ -32,7 +32,7 @@ USES = count()
 
 @dataclass(slots=True)
 class PastAnswers:
-    """What the model said to one owner, and how far evidence can be trusted there."""
+    """What the model said to one owner, and the evidence weights learned on it."""
 
     tier: ModelTier
     calibration: Calibration
@@ -54,23 +54,22 @@ class OpenConversation:
 
     @property
     def bytes(self) -> int:
-        """About what it takes in memory, beside the owner's past."""
+        """About what it takes in memory, beside the owner's past answers."""
         return self.databases.bytes + TOKEN * len(self.tokens)
 
 
 class DraftingMemory:
-    """The open conversations and the pasts of all owners with one model, within `limit` bytes."""
+    """The open conversations and past answers of all owners with one model, in `limit` bytes."""
 
     def __init__(self, statistics: NgramTable | None = None, limit: int = LIMIT) -> None:
         self.statistics, self.limit = statistics, limit
         self.conversations: OrderedDict[tuple[str, str], OpenConversation] = OrderedDict()
         self.past_answers: dict[str, PastAnswers] = {}
         self.unwanted: deque[tuple[str, str | None, bool]] = deque()
-        """What any thread asked to forget: an owner, a conversation or all, and the past as well.
-        """
+        """What threads asked to forget: an owner, a conversation or all, past answers as well."""
 
     def answers_of(self, owner: str, recall: Callable[[], PastAnswers]) -> PastAnswers:
-        """The owner's past; `recall` makes it from what was stored."""
+        """The owner's past answers; `recall` makes it from what was stored."""
         if owner not in self.past_answers:
             self.past_answers[owner] = recall()
         self.past_answers[owner].used = next(USES)

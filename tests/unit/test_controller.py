@@ -18,7 +18,7 @@ from engine.drafting.controller import (
     LONGEST,
     PLAIN,
     PROBE,
-    PROBED,
+    PROBE_SHARE,
     SHORTEST,
     TRIAL,
     DraftController,
@@ -142,7 +142,7 @@ def test_a_way_that_takes_longer_than_it_saves_backs_off_longer_and_longer(
             lengths.append(gain(costs, name).backoff)
             assert gain(costs, name).balance == TRIAL
     assert lengths == [SHORTEST << at for at in range(5)] + [LONGEST] * (len(lengths) - 5)
-    assert len(lengths) > 8 and spent <= PROBED * 4000 + 2 * loss * len(lengths)
+    assert len(lengths) > 8 and spent <= PROBE_SHARE * 4000 + 2 * loss * len(lengths)
     first = tried(name, flat(), emitted, draft, lost(START, loss) + SHORTEST)
     assert first[: lost(START, loss)] == [True] * lost(START, loss)
     assert not any(first[lost(START, loss) + FIRST :])
@@ -287,7 +287,7 @@ def test_a_whole_text_is_paid_by_what_is_saved_before_that_counts(name: str) -> 
     for debt, balance in ((0.5, START), (0.0, START + 0.5), (0.0, START + 1.5)):
         at_work.observe(drafts(name, 2, 0.0))
         assert (gain(costs, name).debt, gain(costs, name).balance) == (debt, balance)
-    at_work.owe({name: 9.0})
+    at_work.charge({name: 9.0})
     at_work.observe(drafts(name, 1, 1.0))
     assert gain(costs, name).debt == 4.5
     assert gain(costs, name).balance == START + 1.0, "a loss is one at once"
@@ -299,7 +299,7 @@ def test_a_whole_text_is_paid_by_what_is_saved_before_that_counts(name: str) -> 
 def test_of_a_back_off_the_latest_is_learned_as_far_as_it_is_cheap() -> None:
     costs = flat()
     at_work = controller(costs)
-    costs.gate.token = 0.05
+    costs.gate.learn_seconds = 0.05
     at_work.plan(20)
     assert at_work.learnable(7) == 7, "all that a step decided"
     gain(costs).backoff = 3
@@ -316,7 +316,7 @@ def test_of_a_back_off_the_latest_is_learned_as_far_as_it_is_cheap() -> None:
     assert at_work.learnable(50) == 10, "decided in the back-off that is over"
     at_work.plan(20)
     assert at_work.learnable(50) == 50
-    gain(costs).backoff, costs.gate.token = 3, 0.01
+    gain(costs).backoff, costs.gate.learn_seconds = 3, 0.01
     at_work.plan(20)
     at_work.plan(20)
     assert at_work.learnable(50) == 50, "cheap enough to leave nothing out"
@@ -337,22 +337,24 @@ def test_how_long_learning_takes_is_measured_where_nothing_else_is() -> None:
     at_work = controller(costs)
     at_work.plan(20)
     at_work.learned(3200.0, 32)
-    assert costs.gate.token == Gate().token, "in a step that drafts, that was about the drafts"
-    assert costs.gate.lesson == pytest.approx(50, rel=1e-3)
+    assert costs.gate.learn_seconds == Gate().learn_seconds, (
+        "in a step that drafts, that was about the drafts"
+    )
+    assert costs.gate.learn_and_calibrate_seconds == pytest.approx(50, rel=1e-3)
     at_work.read({DATABASES: 32.0}, 32)
-    assert costs.gate.token == pytest.approx(0.5, rel=1e-3)
+    assert costs.gate.learn_seconds == pytest.approx(0.5, rel=1e-3)
     gain(costs).backoff = 2
     at_work.plan(20)
     at_work.plan(20)
     at_work.learned(80.0, 32)
-    assert costs.gate.token == pytest.approx(1.5, rel=1e-3)
+    assert costs.gate.learn_seconds == pytest.approx(1.5, rel=1e-3)
 
 
 def test_a_probe_does_not_pay_without_what_learning_its_tokens_takes() -> None:
     """In a back-off most of it is left out. Once drafting goes on, it is not."""
-    for lesson, over in ((0.2, True), (0.4, False)):
+    for seconds, over in ((0.2, True), (0.4, False)):
         costs = flat()
-        costs.gate.lesson, gain(costs).backoff = lesson, 100
+        costs.gate.learn_and_calibrate_seconds, gain(costs).backoff = seconds, 100
         at_work = controller(costs)
         for _ in range(FIRST + 1):
             at_work.observe(step(3, 3, 1.25) if asked(at_work.plan(20)) else step(0))
