@@ -203,7 +203,7 @@ def damage(table: str, column: str, value: str) -> Callable[[Database], None]:
         damage("conversations", "title", "x'ff'"),
         damage("conversations", "updated", "'text'"),
         damage("runs", "settings", "'{'"),
-        damage("runs", "ttft_seconds", "'text'"),
+        damage("runs", "prefill_seconds", "'text'"),
         damage("steps", "tokens", "'{'"),
         damage("steps", "levels", "'[7]'"),
     ],
