@@ -43,6 +43,8 @@ RESTORE_THEME = """() => {
   const chosen = localStorage.getItem("strata-theme");
   if (chosen) document.body.classList.toggle("dark", chosen === "dark");
 }"""
+OPENED = """() => { document.documentElement.dataset.opened = ""; }"""
+"""The page shows all that it opens with. Who drives a page waits for this, and not for a time."""
 LOG_OUT = """async () => {
   await fetch("/logout", { method: "POST" });
   location.reload();
@@ -306,4 +308,5 @@ def wire_page(
     event = blocks.load(arrive, memory, [memory, current], **AT_ONCE)
     for step in steps:
         event = event.then(*step, **AT_ONCE)
+    event.then(None, js=OPENED, **AT_ONCE)
     blocks.unload(leave)

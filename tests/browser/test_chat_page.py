@@ -2,149 +2,38 @@
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import ROOT
+from tests.support.pages import (
+    PATIENCE,
+    answer,
+    end,
+    finished,
+    open_advanced,
+    open_tab,
+    pictures,
+    send,
+    set_number,
+    settings,
+    settled,
+    start,
+    stored,
+    until,
+    visit,
+)
 
 pytestmark = pytest.mark.browser
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
 HOSTILE = (
     "<img src=x onerror=alert(1)> ${alert(2)} {{constructor.constructor('alert(3)')()}} "
     "</span></div><script>alert(4)</script> ![](http://198.51.100.7/remote.png)"
 )
-PATIENCE = 60_000
-
-
-def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
-    """The running program, its address, and what it printed until it was ready."""
-    command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", str(folder)]
-    process = subprocess.Popen(
-        [*command, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    said = ""
-    for line in process.stdout:
-        said += line
-        if found := re.search(r"ready at (http\S+)", line):
-            return process, found[1], said
-    raise AssertionError(f"The program ended with {process.wait()}:\n{said}")
-
-
-def told(process: subprocess.Popen[str], words: str) -> str:
-    """The next line with these words that the program prints."""
-    assert process.stdout is not None
-    return next(line for line in process.stdout if words in line)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    process.wait(20)
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    process, url, _ = start(tmp_path_factory.mktemp("data"))
-    yield url
-    end(process)
-
-
-def chromium() -> str:
-    """The browser that is installed."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    assert found, "These tests need Chromium: apt-get install chromium."
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    opened = context.new_page()
-    opened.set_default_timeout(PATIENCE)
-    opened.problems = []  # type: ignore[attr-defined]
-    opened.elsewhere = []  # type: ignore[attr-defined]
-    problems: list[str] = opened.problems  # type: ignore[attr-defined]
-    elsewhere: list[str] = opened.elsewhere  # type: ignore[attr-defined]
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
-
-    def asked(request: Any) -> None:
-        if not request.url.startswith((address, "data:", "blob:")):
-            elsewhere.append(request.url)
-
-    opened.on("requestfinished", asked)
-    visit(opened, address)
-    yield opened
-    context.close()
-    assert problems == [], "the page raised errors or dialogs"
-    assert elsewhere == [], "the page reached beyond its own server"
-
-
-def visit(page: Page, address: str) -> None:
-    page.goto(address)
-    expect(page.locator("#box textarea")).to_be_editable(timeout=PATIENCE)
-    loaded(page)
-    page.wait_for_timeout(1500)
-
-
-def loaded(page: Page) -> None:
-    """The model is there, and the page shows it."""
-    expect(page.locator("#header .facts")).to_contain_text("context", timeout=PATIENCE)
-
-
-def send(page: Page, text: str) -> None:
-    page.fill("#box textarea", text)
-    page.click("#send")
-    expect(page.locator("#tokens .turn.said").last).to_have_text(text, timeout=PATIENCE)
-
-
-def finished(page: Page) -> None:
-    last = page.locator("#tokens .turn").last
-    expect(last).to_have_class(re.compile("answered"), timeout=PATIENCE)
-    expect(page.locator("#send")).to_be_visible(timeout=PATIENCE)
-    expect(page.locator("#again")).to_be_enabled(timeout=PATIENCE)
-
-
-def answer(page: Page) -> str:
-    return page.locator("#tokens .turn.answered").last.inner_text()
-
-
-def open_tab(page: Page, name: str) -> None:
-    page.get_by_role("tab", name=name).click()
-
-
-def open_advanced(page: Page) -> None:
-    """Show the settings that a chat rarely needs."""
-    open_tab(page, "Settings")
-    expect(page.get_by_label("Fixed", exact=True)).to_be_hidden()
-    page.locator("#advanced button").first.click()
-
-
-def set_number(page: Page, label: str, value: int) -> None:
-    open_tab(page, "Settings")
-    page.get_by_label(label, exact=True).first.fill(str(value))
-    page.get_by_label(label, exact=True).first.press("Tab")
-    open_tab(page, "Chat")
 
 
 def test_a_message_is_answered_token_by_token_and_found_again(page: Page, address: str) -> None:
@@ -165,7 +54,7 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     expect(page.locator("#figures .ribbon b").first).to_be_attached()
     expect(page.locator("#conversations label.selected")).to_contain_text("Tell me a short story")
     page.click("#prove")
-    expect(page.locator("#proof .same")).to_contain_text("Identical", timeout=PATIENCE)
+    expect(page.locator("#proof .same")).to_contain_text("Identical")
     finished(page)
     visit(page, address)
     expect(page.locator("#tokens .turn.said")).to_have_text("Tell me a short story about a boat.")
@@ -219,7 +108,8 @@ def test_hostile_text_is_inert_wherever_it_is_shown(page: Page) -> None:
     finished(page)
     expect(page.locator("#tokens .turn.said")).to_have_text(HOSTILE)
     page.locator("#view label", has_text="Markdown").click()
-    page.wait_for_timeout(800)
+    expect(page.locator("#markdown .message").last).to_be_attached()
+    pictures(page)
     assert page.locator("#markdown script").count() == 0
     assert page.locator("#markdown [onerror]").count() == 0
     page.click("#rename")
@@ -230,7 +120,7 @@ def test_hostile_text_is_inert_wherever_it_is_shown(page: Page) -> None:
     expect(page.locator("#conversations label")).to_have_count(1)
     open_tab(page, "Databases")
     expect(page.locator("#tier-model")).to_contain_text("n-grams")
-    page.wait_for_timeout(500)
+    pictures(page)
 
 
 def test_conversations_are_made_renamed_and_deleted_after_asking(page: Page) -> None:
@@ -265,7 +155,7 @@ def test_compare_is_identical_and_draws_its_charts(page: Page) -> None:
     page.get_by_label("A new seed for each answer").uncheck()
     open_tab(page, "Compare")
     page.click("#compare")
-    expect(page.locator("#verdict .same")).to_contain_text("Identical", timeout=PATIENCE)
+    expect(page.locator("#verdict .same")).to_contain_text("Identical")
     expect(page.locator("#verdict .same")).to_contain_text("3 of 3 repeats")
     plots = page.locator(".js-plotly-plot:visible")
     expect(plots).to_have_count(6)
@@ -291,7 +181,7 @@ def test_what_forwards_cost_is_drawn_and_can_be_measured_again(page: Page) -> No
     expect(line).to_contain_text("Cost of a step: measured")
     page.click("#measure")
     expect(line).to_contain_text("Measuring")
-    expect(line).to_contain_text("Cost of a step: measured", timeout=PATIENCE)
+    expect(line).to_contain_text("Cost of a step: measured")
     expect(plot.locator(".bars .point").first).to_be_attached()
 
 
@@ -311,14 +201,15 @@ def test_the_databases_tab_shows_what_evidence_was_worth(page: Page) -> None:
     expect(plot.locator(".scatterlayer .point")).to_have_count(0)
 
 
-def test_the_budget_is_kept_with_the_conversation(page: Page, address: str) -> None:
+def test_the_budget_is_kept_with_the_conversation(page: Page, address: str, data: Path) -> None:
     set_number(page, "Max tokens", 10)
     send(page, "A conversation with a fixed budget")
     finished(page)
     open_advanced(page)
     expect(page.get_by_label("Adaptive", exact=True)).to_be_checked()
+    before = settings(data / "strata.db")
     page.get_by_label("Fixed", exact=True).check()
-    page.wait_for_timeout(800)
+    until(page, lambda: settings(data / "strata.db") != before)
     visit(page, address)
     open_advanced(page)
     expect(page.get_by_label("Fixed", exact=True)).to_be_checked()
@@ -328,8 +219,7 @@ def test_dark_and_narrow(page: Page) -> None:
     page.click("#theme")
     assert page.evaluate("document.body.classList.contains('dark')")
     page.set_viewport_size({"width": 420, "height": 800})
-    page.wait_for_timeout(300)
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth + 1")
     expect(page.locator("#send")).to_be_in_viewport()
 
 
@@ -348,7 +238,7 @@ def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
     set_number(page, "Max tokens", 1500)
     send(page, "Tell me a long story about a lighthouse.")
     expect(page.locator("#tokens .turn.answered .tok").nth(40)).to_be_attached()
-    page.wait_for_timeout(1300)
+    until(page, lambda: sum(len(row[1]) for row in stored(tmp_path / "strata.db")) > 40)
     process.kill()
     process.wait(20)
     assert process.stdout is not None
@@ -403,8 +293,7 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         page.get_by_label("username").fill("guest")
         page.get_by_label("password").fill(found[1])
         page.get_by_role("button", name="Login").click()
-        loaded(page)
-        page.wait_for_timeout(1500)
+        settled(page)
         expect(page.get_by_role("tab", name="Databases")).to_have_count(0)
         open_tab(page, "Diagnostics")
         expect(page.locator("#costs")).to_contain_text("Cost of a step")
@@ -412,10 +301,10 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         set_number(page, "Max tokens", 10)
         send(page, text)
         finished(page)
-        page.wait_for_timeout(500)
+        expect(page.locator("#conversations label")).to_have_count(1)
         titles.append(page.locator("#conversations label").all_inner_texts())
         page.click("#log-out")
-        expect(page.get_by_label("password")).to_be_visible(timeout=PATIENCE)
+        expect(page.get_by_label("password")).to_be_visible()
         context.close()
     assert titles == [["The first guest's words"], ["The second guest's words"]]
     end(process)
@@ -455,12 +344,6 @@ def test_a_damaged_database_is_put_aside_and_said_in_the_page(
     assert "was damaged" in said
     page = browser.new_page()
     page.goto(url)
-    expect(page.locator("#header .notice")).to_contain_text("was damaged", timeout=PATIENCE)
+    expect(page.locator("#header .notice")).to_contain_text("was damaged")
     page.close()
     end(process)
-
-
-def test_help_is_instant() -> None:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "app.py", "--help"], cwd=ROOT, check=True, capture_output=True)
-    assert time.perf_counter() - began < 2

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from storage.conversations import Conversations
 from storage.database import Database
-from tests.browser.test_chat_page import FLAGS, PATIENCE, chromium, end, start, visit
+from tests.support.pages import chromium, end, start, visit
 
 pytestmark = pytest.mark.browser
 SECRET = "A secret conversation"
@@ -66,11 +66,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     rules = ", ".join(f"MAP {name} 127.0.0.1" for name in ("evil.example", "evil.example."))
-    with sync_playwright() as playwright:
-        flags = [*FLAGS, f"--host-resolver-rules={rules}", f"--disable-features={UNGUARDED}"]
-        opened = playwright.chromium.launch(executable_path=chromium(), args=flags)
+    with chromium(f"--host-resolver-rules={rules}", f"--disable-features={UNGUARDED}") as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -152,4 +149,4 @@ def test_the_page_opens_under_its_own_names(page: Page, place: Place, name: str)
 def test_a_link_from_elsewhere_opens_the_page(page: Page, place: Place, elsewhere: int) -> None:
     page.goto(f"http://evil.example:{elsewhere}/")
     page.evaluate(f"location.href = 'http://127.0.0.1:{place.port}/'")
-    expect(page.locator("#conversations")).to_contain_text(SECRET, timeout=PATIENCE)
+    expect(page.locator("#conversations")).to_contain_text(SECRET)

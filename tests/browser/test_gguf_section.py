@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.test_chat_page import (
+from tests.support.pages import (
     PATIENCE,
     answer,
-    browser,
     end,
     finished,
     open_tab,
@@ -20,7 +19,6 @@ from tests.browser.test_chat_page import (
     visit,
 )
 
-__all__ = ["browser"]
 pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.gguf]
 
 HIDDEN = """
@@ -111,7 +109,7 @@ def test_gguf_files_can_be_loaded_once_it_is_set_up(page: Page, machine: Machine
     expect(page.locator("#gguf-load")).to_be_hidden()
     expect(page.locator("#models-need")).to_contain_text("free on")
     page.click("#models-load")
-    expect(page.locator("#models-loaded")).to_contain_text("llama.cpp", timeout=PATIENCE)
+    expect(page.locator("#models-loaded")).to_contain_text("llama.cpp")
     open_tab(page, "Chat")
     send(page, "And then?")
     finished(page)

@@ -14,20 +14,21 @@ from engine.types import TARGET
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.exports import FORMAT, VERSION
-from tests.browser.test_chat_page import (
+from tests.conftest import EMBEDDED
+from tests.support.hostile import PAYLOADS, references
+from tests.support.pages import (
     PATIENCE,
-    browser,
+    answer,
     end,
     finished,
+    pictures,
     send,
     set_number,
     start,
     visit,
 )
-from tests.conftest import EMBEDDED
-from tests.support.hostile import PAYLOADS, references
 
-__all__ = ["browser"]
+pytestmark = pytest.mark.browser
 ALL = "All of them"
 NAME = "<img src=x onerror=fired()>"
 
@@ -106,7 +107,8 @@ def page(browser: Browser, address: str, canary: Canary) -> Iterator[Page]:
     )
     visit(opened, address)
     yield opened
-    opened.wait_for_timeout(1500)
+    pictures(opened)
+    opened.wait_for_timeout(500)  # Time for what must not happen.
     ran = [frame.evaluate("window.ran") for frame in opened.frames]
     found = opened.url, len(opened.frames)
     context.close()
@@ -122,7 +124,6 @@ def test_there_are_enough() -> None:
     assert len(set(PAYLOADS)) >= 60 and len(set(references("http://x"))) >= 20
 
 
-@pytest.mark.browser
 def test_titles_answers_and_names_run_and_fetch_nothing(page: Page) -> None:
     assert NAME in page.locator("#header .model").inner_text()
     listed = page.locator("#conversations label")
@@ -135,11 +136,11 @@ def test_titles_answers_and_names_run_and_fetch_nothing(page: Page) -> None:
     assert page.locator("#tokens .turns :is(img, svg, script, iframe, style, a)").count() == 0
     choose(page, "Markdown")
     expect(page.locator("#markdown .message").nth(100)).to_be_attached()
-    page.wait_for_timeout(3000)
+    expect(page.locator("#markdown .message")).to_have_count(2 * len(PAYLOADS) + 48)
+    pictures(page)
     assert page.locator("#markdown :is(script, iframe, object, embed, [onerror])").count() == 0
 
 
-@pytest.mark.browser
 def test_imports_and_growing_answers_run_and_fetch_nothing(
     page: Page, canary: Canary, tmp_path: Path
 ) -> None:
@@ -165,7 +166,6 @@ def test_imports_and_growing_answers_run_and_fetch_nothing(
     expect(page.locator("#send")).to_be_visible()
 
 
-@pytest.mark.browser
 def test_the_hidden_view_holds_nothing(page: Page) -> None:
     """Also while an answer grows, and after switching there and back."""
     words = "Say something **bold** about `code`."
@@ -181,10 +181,10 @@ def test_the_hidden_view_holds_nothing(page: Page) -> None:
     expect(page.locator("#tokens .turn.said")).to_have_text(words)
     expect(page.locator("#tokens .turn.answered")).to_have_count(1)
     finished(page)
-    text = page.locator("#tokens .turn.answered").inner_text()
+    text = answer(page)
     assert page.locator("#markdown .message").count() == 0
     choose(page, "Markdown")
     expect(page.locator("#markdown strong")).to_have_text("bold")
     choose(page, "Tokens")
     expect(page.locator("#tokens .turn.said")).to_have_text(words)
-    assert page.locator("#tokens .turn.answered").inner_text() == text
+    assert answer(page) == text

@@ -7,22 +7,21 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.test_chat_page import (
+from tests.conftest import EMBEDDED
+from tests.support.hub import Hub, serving
+from tests.support.pages import (
     PATIENCE,
     answer,
-    browser,
     end,
     finished,
+    load,
     open_tab,
     send,
     set_number,
     start,
     visit,
 )
-from tests.conftest import EMBEDDED
-from tests.support.hub import Hub, serving
 
-__all__ = ["browser"]
 pytestmark = pytest.mark.browser
 MID = EMBEDDED.parent / "mid"
 EVIL = "<img src=x onerror=alert(1)>{{constructor.constructor('alert(2)')()}}"
@@ -67,15 +66,6 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
 def add(page: Page, source: Path | str) -> None:
     page.locator("#models-source input, #models-source textarea").first.fill(str(source))
     page.click("#models-add")
-
-
-def load(page: Page, label: str, words: str) -> None:
-    """Choose a model of the list and load it."""
-    page.locator("#models-choice label", has_text=label).first.click()
-    expect(page.locator("#models-need")).to_contain_text("free on")
-    page.click("#models-load")
-    expect(page.locator("#models-status")).to_contain_text(words, timeout=PATIENCE)
-    expect(page.locator("#models-load")).to_be_enabled()
 
 
 def chat(page: Page, text: str) -> str:
@@ -147,12 +137,12 @@ def test_a_model_of_the_hub_is_downloaded_and_runs(page: Page, hub: Hub) -> None
     expect(page.locator("#models-choice label.selected")).to_contain_text("to be downloaded")
     expect(page.locator("#models-need")).to_contain_text("downloaded when it is loaded")
     page.click("#models-load")
-    expect(page.get_by_text("could not be downloaded")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("could not be downloaded")).to_be_visible()
     expect(page.locator("#models-status")).to_contain_text("tiny-chat is loaded, as before")
     expect(page.locator("#models-stop")).to_be_hidden()
     hub.status = 0
     page.click("#models-load")
-    expect(page.locator("#models-status")).to_contain_text("tiny is loaded", timeout=PATIENCE)
+    expect(page.locator("#models-status")).to_contain_text("tiny is loaded")
     expect(page.locator("#models-loaded")).to_contain_text("someone/tiny")
     expect(page.locator("#header .model")).to_have_text("someone/tiny")
     assert chat(page, "Tell me a short story about a boat.")

@@ -10,11 +10,10 @@ from playwright.sync_api import Page, expect
 from app.web.metrics_panel import panel_values
 from engine.compare import Speedup
 from engine.types import TARGET, Prefill, Step, Token
-from tests.browser.test_chat_page import PATIENCE, address, browser, finished, page, send
+from tests.support.pages import finished, send
 from tests.support.runs import summed
 from tests.web.test_metrics_panel import RUN
 
-__all__ = ["address", "browser", "page"]
 pytestmark = pytest.mark.browser
 EVIL = "<img src=x onerror=alert(1)> ${alert(2)} {{constructor.constructor('alert(3)')()}}"
 FIRE = """([name, details]) => {
@@ -176,7 +175,7 @@ def test_an_answer_a_proof_and_a_new_conversation(page: Page) -> None:
     assert re.fullmatch(first, figure(page, "First token"))
     assert 1 <= len(columns(page)) <= 64
     page.click("#prove")
-    expect(page.locator("#proof .same")).to_contain_text("Identical", timeout=PATIENCE)
+    expect(page.locator("#proof .same")).to_contain_text("Identical")
     expect(page.locator("#figures .figure.lead small")).to_have_text(
         re.compile("of the whole answer; decoding alone|no draft was accepted")
     )

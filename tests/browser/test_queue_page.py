@@ -6,19 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.browser.test_chat_page import (
-    PATIENCE,
-    browser,
-    end,
-    finished,
-    loaded,
-    open_tab,
-    send,
-    set_number,
-    start,
-)
+from tests.support.pages import PATIENCE, end, finished, open_tab, send, set_number, settled, start
 
-__all__ = ["browser"]
 pytestmark = pytest.mark.browser
 
 
@@ -45,8 +34,7 @@ def logged_in(context: BrowserContext, address: str) -> Page:
     page.get_by_label("Username").fill("guest")
     page.get_by_label("Password").fill("secret")
     page.get_by_role("button", name="Login").click()
-    loaded(page)
-    page.wait_for_timeout(1500)
+    settled(page)
     return page
 
 

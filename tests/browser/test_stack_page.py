@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.test_chat_page import (
+from tests.conftest import EMBEDDED
+from tests.support.pages import (
     PATIENCE,
-    browser,
     end,
     finished,
     open_advanced,
@@ -20,9 +20,7 @@ from tests.browser.test_chat_page import (
     told,
     visit,
 )
-from tests.conftest import EMBEDDED
 
-__all__ = ["browser"]
 pytestmark = pytest.mark.browser
 SAME = re.compile(r"(\d) of \1 gave the text")
 EVIL = "<img src=x onerror=alert(1)>"
@@ -58,7 +56,7 @@ def load_and_profile(page: Page, folder: Path) -> None:
     expect(page.locator("#stack-loaded")).to_contain_text(f"{EVIL}, mid")
     page.click("#stack-profile")
     page.click("#stack-stop")
-    expect(page.locator("#stack-status")).to_contain_text("was stopped", timeout=PATIENCE)
+    expect(page.locator("#stack-status")).to_contain_text("was stopped")
     page.click("#stack-profile")
     expect(page.locator("#stack-status .progress")).to_be_visible()
     expect(page.locator("#stack-profiled")).to_contain_text("positions", timeout=3 * PATIENCE)
@@ -101,7 +99,7 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         chip.click()
         expect(dimmed).to_have_count(0)
         page.click("#prove")
-        expect(page.locator("#proof .same")).to_contain_text("Identical", timeout=PATIENCE)
+        expect(page.locator("#proof .same")).to_contain_text("Identical")
         assert page.locator("img[src='x']").count() == 0
     finally:
         end(process)

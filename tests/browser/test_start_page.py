@@ -7,20 +7,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.test_chat_page import (
-    PATIENCE,
-    answer,
-    browser,
-    end,
-    finished,
-    open_tab,
-    send,
-    start,
-)
-from tests.browser.test_models_page import MID, load
+from tests.conftest import EMBEDDED
 from tests.support.hub import Hub, serving
+from tests.support.pages import PATIENCE, answer, end, finished, load, open_tab, send, start
 
-__all__ = ["browser"]
 pytestmark = pytest.mark.browser
 Open = Callable[..., Page]
 COUNT_FRAMES = """() => {
@@ -33,7 +23,7 @@ COUNT_FRAMES = """() => {
 }"""
 
 
-def frames(page: Page, seconds: int = 4) -> int:
+def frames(page: Page, seconds: int = 2) -> int:
     """How many frames a page asks for in that time."""
     page.evaluate("() => { window.frames_asked = 0 }")
     page.wait_for_timeout(1000 * seconds)
@@ -43,7 +33,8 @@ def frames(page: Page, seconds: int = 4) -> int:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub on this machine with a small model, and an app that asks it."""
-    files = {path.name: path.read_bytes() for path in MID.iterdir()}
+    mid = EMBEDDED.parent / "mid"
+    files = {path.name: path.read_bytes() for path in mid.iterdir()}
     with serving(Hub({"someone/tiny": files})) as served:
         monkeypatch.setenv("HF_ENDPOINT", served.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -71,7 +62,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 def test_a_page_is_there_before_its_model_and_follows_it(opened: Open, hub: Hub) -> None:
     hub.sends.clear()
     page = opened("--model", "someone/tiny")
-    expect(page.locator("#header .facts")).to_contain_text("Downloading tiny", timeout=PATIENCE)
+    expect(page.locator("#header .facts")).to_contain_text("Downloading tiny")
     expect(page.locator("#box textarea")).to_have_attribute(
         "placeholder", "tiny is loading. Write now; it answers as soon as it is ready."
     )
@@ -80,7 +71,7 @@ def test_a_page_is_there_before_its_model_and_follows_it(opened: Open, hub: Hub)
     open_tab(page, "Models")
     expect(page.locator("#models-status")).to_contain_text("A model is being loaded")
     hub.sends.set()
-    expect(page.locator("#header .facts")).to_contain_text("2.1 M parameters", timeout=PATIENCE)
+    expect(page.locator("#header .facts")).to_contain_text("2.1 M parameters")
     expect(page.locator("#models-status")).to_have_text("")
     expect(page.locator("#models-stop")).to_be_hidden()
     expect(page.locator("#models-loaded")).to_contain_text("someone/tiny")
@@ -93,17 +84,17 @@ def test_a_page_is_there_before_its_model_and_follows_it(opened: Open, hub: Hub)
 def test_a_first_model_that_fails_leaves_a_page_that_says_why(opened: Open, hub: Hub) -> None:
     hub.status = 503
     page = opened("--model", "someone/tiny")
-    expect(page.locator("#header .notice")).to_contain_text("could not be", timeout=PATIENCE)
+    expect(page.locator("#header .notice")).to_contain_text("could not be")
     expect(page.locator("#header")).to_contain_text("No model is loaded at the moment")
     expect(page.locator("#box textarea")).to_have_attribute("placeholder", "No model is loaded")
     page.reload()
-    expect(page.locator("#header .notice")).to_contain_text("could not be", timeout=PATIENCE)
+    expect(page.locator("#header .notice")).to_contain_text("could not be")
     page.fill("#box textarea", "Tell me a short story about a boat.")
     page.click("#send")
     expect(page.locator(".toast-body")).to_contain_text("No model is loaded at the moment")
     open_tab(page, "Models")
     page.locator("#models-choice label", has_text="tiny-chat · transformers").click()
-    expect(page.locator("#models-need")).to_contain_text("free on", timeout=PATIENCE)
+    expect(page.locator("#models-need")).to_contain_text("free on")
     load(page, "tiny-chat · transformers", "tiny-chat is loaded")
     open_tab(page, "Chat")
     expect(page.locator("#header .notice")).to_have_count(0)
@@ -114,13 +105,13 @@ def test_a_first_model_that_fails_leaves_a_page_that_says_why(opened: Open, hub:
 
 def test_an_idle_page_asks_for_no_frames(opened: Open) -> None:
     page = opened(script=f"({COUNT_FRAMES})()")
-    expect(page.locator("#header .facts")).to_contain_text("parameters", timeout=PATIENCE)
+    expect(page.locator("#header .facts")).to_contain_text("parameters")
     send(page, "Tell me a short story about a boat.")
     finished(page)
     for name in ("Diagnostics", "Models", "Chat"):
         open_tab(page, name)
         asked = [frames(page)]
-        while asked[-1] and len(asked) < 8:
+        while asked[-1] and len(asked) < 30:
             asked.append(frames(page))
         assert asked[-1] == 0, f"{name}: {asked}"
     page.evaluate("() => { const draw = () => requestAnimationFrame(draw); draw() }")

@@ -11,20 +11,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import strata_chat
-from tests.browser.test_chat_page import (
-    answer,
-    browser,
-    end,
-    finished,
-    open_tab,
-    send,
-    set_number,
-    told,
-    visit,
-)
 from tests.conftest import ROOT
-
-__all__ = ["browser"]
+from tests.support.pages import answer, end, finished, open_tab, send, set_number, told, visit
 
 PACKAGES = ("app", "engine", "storage", "assets", "strata_chat")
 VERSION = strata_chat.__version__
