@@ -1,29 +1,34 @@
-"""One program of many commands: each a module with a docstring, `add_arguments` and `run`."""
+"""One program of many commands: each a module with a docstring, `add_arguments` and `run`.
+
+Only the command that is asked for is imported, with the libraries that it needs; help needs all.
+"""
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Sequence
+from importlib import import_module
 
 from engine.errors import StrataError
 
 
 def run_command(
-    program: str,
-    about: str | None,
-    commands: Mapping[str, ModuleType],
-    arguments: Sequence[str] | None,
+    package: str, about: str | None, commands: Sequence[str], arguments: Sequence[str] | None
 ) -> int:
-    """Run the command that the arguments name (default: the process's own). Returns the exit
-    status: 2 for an error of the user's, 130 when interrupted."""
-    parser = argparse.ArgumentParser(prog=program, description=about)
+    """Run the command that the arguments name (default: the process's own), which is the module of
+    that name in the package. Returns the exit status: 2 for an error of the user's, 130 when
+    interrupted."""
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
     known = parser.add_subparsers(dest="command", required=True)
-    for name, module in commands.items():
+    for name in given[:1] if given and given[0] in commands else commands:
+        module = import_module(f"{package}.{name.replace('-', '_')}")
         line = (module.__doc__ or "").split("\n", 1)[0]
-        module.add_arguments(known.add_parser(name, help=line))
+        chosen = known.add_parser(name, help=line)
+        module.add_arguments(chosen)
+        chosen.set_defaults(run=module.run)
     options = parser.parse_args(arguments)
     try:
-        commands[options.command].run(options)
+        options.run(options)
     except StrataError as error:
         print(error, file=sys.stderr)
         return 2

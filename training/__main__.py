@@ -4,21 +4,13 @@ import sys
 from collections.abc import Sequence
 
 from bench.commands import run_command
-from training import acceptance, bits, export, prepare, samples, train
 
-COMMANDS = {
-    "prepare": prepare,
-    "train": train,
-    "export": export,
-    "bits": bits,
-    "acceptance": acceptance,
-    "samples": samples,
-}
+COMMANDS = ("prepare", "train", "export", "bits", "acceptance", "samples")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one stage. Returns the exit status."""
-    return run_command("python -m training", __doc__, COMMANDS, arguments)
+    return run_command("training", __doc__, COMMANDS, arguments)
 
 
 if __name__ == "__main__":
