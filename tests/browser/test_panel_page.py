@@ -61,7 +61,7 @@ def test_an_empty_panel_has_dashes(page: Page) -> None:
 def test_figures_change_in_their_places_and_the_ribbon_grows(page: Page) -> None:
     fire(page, told(RUN[:30], ended="60 tokens"))
     assert figure(page, "Speed") == "142 | tokens per second"
-    assert figure(page, "Speedup") == "1.39× | at this pace, 10 plain steps seen"
+    assert figure(page, "Speedup") == "1.39× | estimated from 10 plain steps"
     lead = page.locator("#figures .figure.lead")
     assert lead.get_attribute("title") == "decoding alone 1.42×"
     assert figure(page, "Tokens per step") == "2.00 | plain decoding: 1.00"
@@ -108,7 +108,7 @@ def test_names_of_draft_models_are_text_and_have_a_row_each(page: Page) -> None:
     ]
     assert cells(page, "levels") == [
         f"Draft {EVIL} | 2 | 6 / 8 75 %",
-        "Draft small | 5 | drafts by itself",
+        "Draft small | 5 | drafts alone",
     ]
     assert page.locator("#figures img, #figures script").count() == 0
     page.locator("#figures tr").evaluate_all("all => all.forEach(row => { row.mine = true; })")
