@@ -144,16 +144,17 @@ class Conversations:
             self._touch(handle, id)
             handle.execute("DELETE FROM conversations WHERE id = ?", [id])
 
-    def messages(self, id: str) -> Sequence[StoredMessage]:
-        """A conversation's messages in order."""
+    def messages(self, id: str, pieces: bool = True) -> Sequence[StoredMessage]:
+        """A conversation's messages in order; without pieces where only their texts are wanted."""
         with self._db.read():
             self.get(id)
             rows = self._db.execute_read(
-                "SELECT id, conversation, position, role, content, run, created, pieces "
+                "SELECT id, conversation, position, role, content, run, created, "
+                "CASE WHEN ? THEN pieces END "
                 "FROM messages WHERE conversation = ? ORDER BY position",
-                [id],
+                [pieces, id],
             )
-            emitted = steps.tokens(self._db, id)
+            emitted = steps.tokens(self._db, id) if pieces else {}
         return [_message(row, emitted) for row in rows]
 
     def last(self, id: str) -> str | None:

@@ -139,7 +139,7 @@ class Answering:
                 yield from self.decoded(owner, conversation_id, preferences, task)
                 return
             except EngineDied:
-                messages = self.chat.conversations(owner).messages(conversation_id)
+                messages = self.chat.conversations(owner).messages(conversation_id, pieces=False)
                 if messages[-1].role != "user":
                     raise
             # Nothing of it was said: the next engine may do better.

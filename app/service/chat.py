@@ -50,7 +50,7 @@ class Chat:
         store = self.conversations(owner)
         if conversation_id is None:
             conversation_id = store.create().id
-        if not store.messages(conversation_id):
+        if not store.messages(conversation_id, pieces=False):
             title = " ".join(text.split())
             if store.get(conversation_id).title == UNTITLED:
                 store.rename(conversation_id, title[:TITLE].rstrip() or UNTITLED)
@@ -87,7 +87,9 @@ class Chat:
         with suppress(EngineDied):
             self.engine.check_turn(owner)
         store = self.conversations(owner)
-        said = [m.position for m in store.messages(conversation_id) if m.role == "user"]
+        said = [
+            m.position for m in store.messages(conversation_id, pieces=False) if m.role == "user"
+        ]
         if not said:
             raise PromptError("There is no message to answer yet. Write something first.")
         store.truncate(conversation_id, said[-1] + 1)
@@ -101,7 +103,7 @@ class Chat:
         store = self.conversations(owner)
         system = store.get(conversation_id).system_prompt.strip()
         messages = [Message("system", system)] if system else []
-        for stored in store.messages(conversation_id):
+        for stored in store.messages(conversation_id, pieces=False):
             if not stored.content.strip():
                 continue
             if messages and messages[-1].role == stored.role:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,6 +170,8 @@ def test_an_answer_reads_its_tokens_from_its_run(db: Database, ada: Conversation
     expected = tuple(Piece(*row)._replace(step=at) for at, row in enumerate(words))
     found = [message.pieces for message in ada.messages(id)]
     assert found == [None, expected, tuple(Piece(*row) for row in PIECES)]
+    plain = ada.messages(id, pieces=False)
+    assert [replace(message, pieces=None) for message in ada.messages(id)] == list(plain)
     copy = imported(ada, json.loads(json.dumps(ada.export(id))))
     assert [message.pieces for message in ada.messages(copy.id)] == found
 

@@ -324,7 +324,7 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         with told():
             store = self.session.chat.conversations(owner)
-            messages = store.messages(conversation) if conversation else ()
+            messages = store.messages(conversation, pieces=False) if conversation else ()
             said = [m for m in messages if m.role == "user"]
             if said:
                 return {self.parts.box: said[-1].content, self.parts.editing: said[-1].position}
@@ -344,7 +344,8 @@ class Handlers:
         try:
             self.alone(owner, conversation)
             _, preferences = self.ready(values)
-            messages = self.session.chat.conversations(owner).messages(conversation or "")
+            store = self.session.chat.conversations(owner)
+            messages = store.messages(conversation or "", pieces=False)
             at = data.index if isinstance(data.index, int) else data.index[0]
             self.session.chat.edit(
                 owner, conversation or "", messages[at].position, str(data.value)
