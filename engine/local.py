@@ -101,7 +101,7 @@ class Local:
         """Where what is learned goes: into the stream of the run under way."""
         self.loaded = no_model()
         if backend is not None:
-            self.loaded = self.dressed(backend, "", DEFAULT_RUNTIME, lambda problem: None)
+            self.loaded = self.loaded_of(backend, "", DEFAULT_RUNTIME, lambda problem: None)
 
     # what is loaded
 
@@ -114,20 +114,20 @@ class Local:
         runtime, plain = loaded.runtime, loaded.plain
         return State(info, loaded.there, loaded.source, runtime, tuple(drafts), plain)
 
-    def dressed(
+    def loaded_of(
         self, backend: Backend, source: str, runtime: Runtime, report: Callable[[str], None]
     ) -> Loaded:
         """A backend with all that it takes to answer with it."""
         table = self.statistics(backend.info.tokenizer_fingerprint, report)
         return Loaded(backend, DraftingMemory(table), source, runtime)
 
-    def take(self, loaded: Loaded) -> None:
+    def use(self, loaded: Loaded) -> None:
         """Use this model from now on. What was opened or loaded for the old one goes with it."""
         self.loaded.sequences.clear()
         self.loaded = loaded
-        self.have({}, {})
+        self.use_drafts({}, {})
 
-    def have(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
+    def use_drafts(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
         """Use these draft models from now on."""
         for gone in {*self.drafts.values()} - {*drafts.values()}:
             self.loaded.sequences.drop_model(gone)
@@ -180,9 +180,9 @@ class Local:
         self.emit = stream.put
         try:
             if request.measured is None:
-                events = self.said(request, stream)
+                events = self.answer_events(request, stream)
             else:
-                events = self.measured(request, request.measured, stream)
+                events = self.measured_events(request, request.measured, stream)
             for event in events:
                 stream.put(event)
         finally:
@@ -193,7 +193,7 @@ class Local:
         if not self.loaded.there:
             raise ModelError(NO_MODEL)
 
-    def said(self, request: Request, stream: Stream[Event]) -> Iterator[Event]:
+    def answer_events(self, request: Request, stream: Stream[Event]) -> Iterator[Event]:
         """The events of an answer that is learned."""
         loaded, method, generation = self.loaded, request.method, request.generation
         cancelled = stream.stopped.is_set
@@ -289,7 +289,7 @@ class Local:
             return recall()
         return memory.conversation(request.owner, request.conversation, recall)
 
-    def measured(
+    def measured_events(
         self, request: Request, wanted: Measured, stream: Stream[Event]
     ) -> Iterator[Event]:
         """The events of a run that starts from nothing and leaves no trace."""
@@ -349,14 +349,14 @@ class Local:
     # loading
 
     def load(self, wanted: Load) -> Stream[Loading]:
-        return self.start(OWNER, lambda stream: self.exchange(wanted, stream), urgent=True)
+        return self.start(OWNER, lambda stream: self.replace_model(wanted, stream), urgent=True)
 
-    def exchange(self, wanted: Load, stream: Stream[Loading]) -> None:
+    def replace_model(self, wanted: Load, stream: Stream[Loading]) -> None:
         """Read a model and put it in the place of the loaded one."""
         before = None if wanted.beside else self.make_room()
         problem = ""
         try:
-            self.take(self.made(wanted, stream))
+            self.use(self.read_model(wanted, stream))
         except StrataError as error:
             problem = str(error)
         except Exception as error:
@@ -370,7 +370,7 @@ class Local:
         if problem:
             raise ModelError(problem + (self.put_back(before, stream) if before else ""))
 
-    def made(self, wanted: Load, stream: Stream[Loading]) -> Loaded:
+    def read_model(self, wanted: Load, stream: Stream[Loading]) -> Loaded:
         """A model, ready to answer: read, and known in its costs and its speed."""
         backend = self.loaders.load(wanted.source, wanted.runtime)
         if wanted.name:
@@ -379,7 +379,7 @@ class Local:
         def report(problem: str) -> None:
             stream.put(Notice(problem))
 
-        loaded = self.dressed(backend, wanted.source, wanted.runtime, report)
+        loaded = self.loaded_of(backend, wanted.source, wanted.runtime, report)
         if backend.info.can_tree:
             known: Costs | None = None
             with suppress(Cancelled):
@@ -387,7 +387,7 @@ class Local:
                 known = stream.ask(WantedCosts(backend.info))
             if known is None or not loaded.know(known):
                 try:
-                    self.time(loaded, stream)
+                    self.time_forwards(loaded, stream)
                 except ModelError as error:
                     report(str(error))
             if loaded.curve is not None:
@@ -397,7 +397,7 @@ class Local:
         backend.close()
         return loaded
 
-    def time(self, loaded: Loaded, stream: Stream[Any]) -> None:
+    def time_forwards(self, loaded: Loaded, stream: Stream[Any]) -> None:
         """Measure what forwards cost."""
         words = f"Measuring {loaded.backend.info.name} …"
         loaded.measure_costs(lambda share: stream.put(Share(share, words)))
@@ -409,7 +409,7 @@ class Local:
         before = Load(loaded.source, loaded.runtime, info.name), list(self.sources.items())
         there = loaded.there
         del loaded
-        self.take(no_model(info))
+        self.use(no_model(info))
         gc.collect()
         return before if there else None
 
@@ -418,7 +418,7 @@ class Local:
         old, drafts = before
         stream.put(Share(None, f"Loading {old.name} again …"))
         try:
-            self.take(self.made(old, stream))
+            self.use(self.read_model(old, stream))
         except Exception as error:
             # As above. What read it once may fail now: its files may be gone.
             return (
@@ -444,17 +444,17 @@ class Local:
             known = there.get((name, source))
             drafts[name] = known or self.loaders.load(source, self.loaded.runtime)
         family = Family(self.loaded.backend, drafts)
-        self.have(family.drafts, {name: dict(wanted)[name] for name in family.drafts})
+        self.use_drafts(family.drafts, {name: dict(wanted)[name] for name in family.drafts})
 
     def unload_drafts(self) -> Stream[Loading]:
-        return self.start(OWNER, lambda stream: self.have({}, {}))
+        return self.start(OWNER, lambda stream: self.use_drafts({}, {}))
 
     # measuring
 
     def measure_costs(self) -> Stream[Loading]:
         def work(stream: Stream[Loading]) -> None:
             self.need_model()
-            self.time(self.loaded, stream)
+            self.time_forwards(self.loaded, stream)
             stream.put(CostsMeasured(self.loaded.backend.info, self.loaded.costs))
 
         return self.start(OWNER, work)
@@ -555,7 +555,7 @@ class Local:
 
     def close(self) -> None:
         self.queue.close()
-        self.take(no_model())
+        self.use(no_model())
 
 
 def recalled(stream: Stream[Any], wanted: Any) -> Any:

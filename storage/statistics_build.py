@@ -10,7 +10,7 @@ of whatever is kept are kept as well. Nothing appears under the final name befor
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -258,18 +258,7 @@ def build(
     fraction done; what it raises cancels the build and leaves neither a new file nor a trace.
     Raises StorageError when there is nothing to count or the file cannot be written.
     """
-    if vocabulary > LARGEST_VOCABULARY or not any(len(document) > 1 for document in documents):
-        raise StorageError(
-            f"There is nothing to count in {len(documents)} documents for a vocabulary of "
-            f"{vocabulary:,} tokens. Give texts, and a vocabulary of at most "
-            f"{LARGEST_VOCABULARY:,}."
-        )
-    largest = max(int(document.max()) for document in documents if len(document))
-    if largest >= vocabulary:
-        raise StorageError(
-            f"The texts hold token {largest:,}, which a vocabulary of {vocabulary:,} tokens does "
-            "not have. Use the model's own tokenizer."
-        )
+    check(documents, vocabulary)
     progress("sort", 0.0)
     grams = Grams(documents, vocabulary, fewest)
     progress("sort", 1.0)
@@ -286,17 +275,39 @@ def build(
         "documents": str(len(documents)),
         "title": title,
     }
+    with replacing(path) as partial:
+        entry = levels[0].entries.itemsize
+        write(
+            partial, rows(levels, grams.bits, budget), meta, entry, lambda: progress("write", 1.0)
+        )
+    return meta
+
+
+def check(documents: Sequence[NDArray[np.uint32]], vocabulary: int) -> None:
+    """Raise StorageError unless there is something to count, all of it in the vocabulary."""
+    if vocabulary > LARGEST_VOCABULARY or not any(len(document) > 1 for document in documents):
+        raise StorageError(
+            f"There is nothing to count in {len(documents)} documents for a vocabulary of "
+            f"{vocabulary:,} tokens. Give texts, and a vocabulary of at most "
+            f"{LARGEST_VOCABULARY:,}."
+        )
+    largest = max(int(document.max()) for document in documents if len(document))
+    if largest >= vocabulary:
+        raise StorageError(
+            f"The texts hold token {largest:,}, which a vocabulary of {vocabulary:,} tokens does "
+            "not have. Use the model's own tokenizer."
+        )
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file to write, which takes the place of `path` once it is written; of one that fails
+    nothing stays. Raises StorageError."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
-        write(
-            partial,
-            rows(levels, grams.bits, budget),
-            meta,
-            levels[0].entries.itemsize,
-            lambda: progress("write", 1.0),
-        )
+        yield partial
         os.replace(partial, path)
     except (OSError, sqlite3.Error) as error:
         raise StorageError(
@@ -306,7 +317,6 @@ def build(
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-    return meta
 
 
 def write(

@@ -61,6 +61,16 @@ def load_transformers(
             "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
         )
     FILLER.prepare("transformers")
+    model, tokenizer = read(source, where, kind)
+    backend = TransformersBackend(
+        model, tokenizer, describe(source, model, tokenizer, context_length)
+    )
+    examine(backend, TOLERANCE[model.dtype])
+    return backend
+
+
+def read(source: str, device: torch.device, dtype: torch.dtype | str) -> tuple[Any, Any]:
+    """The library's model, on its device, and its tokenizer. Raises ModelError."""
     try:
         if not looks_like_path(source):
             check_reachable(source)
@@ -70,7 +80,7 @@ def load_transformers(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=kind,
+            dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -79,7 +89,7 @@ def load_transformers(
         if report["missing_keys"]:
             # The library would go on with random numbers in their place.
             raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
-        model = model.eval().requires_grad_(False).to(where)
+        return model.eval().requires_grad_(False).to(device), tokenizer
     except Exception as error:
         # The libraries below raise over a dozen types for an unusable model; all mean the same.
         raise ModelError(
@@ -87,11 +97,6 @@ def load_transformers(
             "Check that the files are complete and that the model is a causal language model "
             "with safetensors weights."
         ) from error
-    backend = TransformersBackend(
-        model, tokenizer, describe(source, model, tokenizer, context_length)
-    )
-    examine(backend, TOLERANCE[model.dtype])
-    return backend
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:

@@ -51,7 +51,7 @@ class Fragile(Local):
 
     def die(self) -> Stream[Any]:
         """First nothing is loaded, then what was under way ends, then everybody is told."""
-        self.take(no_model(self.loaded.backend.info))
+        self.use(no_model(self.loaded.backend.info))
         stream: Stream[Any] = Stream()
         stream.end(EngineDied(REASON))
         self.threads.append(threading.Thread(target=self.on_death, args=[REASON]))

@@ -73,7 +73,7 @@ def forgotten(session: Session) -> None:
 def swap(session: Session, backend: Backend, source: str) -> None:
     """Have another model in the place of the loaded one."""
     engine = local(session)
-    engine.take(engine.dressed(backend, source, Runtime(), lambda problem: None))
+    engine.use(engine.loaded_of(backend, source, Runtime(), lambda problem: None))
 
 
 def soon(wanted: Callable[[], bool]) -> bool:

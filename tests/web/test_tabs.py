@@ -283,7 +283,7 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
     def temperature(announced: Sampling, conversation: str | None) -> object:
         """What the page's first temperature becomes when the model comes."""
         session.current.coming = NoModel(replace(NO_MODEL_INFO, sampling=announced)).info
-        local(session).take(no_model())
+        local(session).use(no_model())
         opened = follow(None, "hd", 256, "hd", None)
         assert [opened[part] for part in sampler][0] == announced.temperature
         swap(session, toy, "/m/toy")
