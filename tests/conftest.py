@@ -2,20 +2,50 @@
 same as GGUF files (mark `gguf`)."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.backends.toy import ToyBackend
-from engine.settings import Runtime
-from storage.database import Database
+pytest.register_assert_rewrite("tests.support")
+
+from engine.backends.toy import ToyBackend  # noqa: E402
+from engine.settings import Runtime  # noqa: E402
+from storage.database import Database  # noqa: E402
+from tests.support import grids  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = ROOT / "assets" / "models" / "tiny-chat" / "target"
 os.environ["OMP_NUM_THREADS"] = "1"
 """Read by torch when it is imported. Two threads would wait for each other whenever something else
 runs beside the tests."""
+QUICK = {"unit", "service"}
+"""The layers that `make quick` runs."""
+HEAVY = {"torch", "transformers", "llama_cpp", "gradio", "playwright"}
+"""What takes long to import, and has no place in these layers."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--whole`: every case of every grid."""
+    parser.addoption("--whole", action="store_true", help="run all cases of the tests marked grid")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a grid a few cases are run, unless all of them were asked for."""
+    if not config.getoption("--whole"):
+        left = grids.left_out(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(autouse=True)
+def quick_stays_quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test of a quick layer imports what takes long."""
+    before = HEAVY & sys.modules.keys()
+    yield
+    if request.path.parent.name in QUICK:
+        assert HEAVY & sys.modules.keys() == before, "this test belongs into another layer"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,8 +29,8 @@ from tests.backends.test_transformers import (
     prompt_of,
     save_model,
 )
-from tests.exhaustive.test_lossless import assert_lossless, events_of
 from tests.support.gguf_files import mamba_gguf, opened_gguf
+from tests.support.lossless import assert_lossless, events_of
 
 WANTED = Generation(Sampling(0.7, seed=1), max_tokens=12)
 
@@ -300,7 +300,7 @@ class Turning(ToyBackend):
 @pytest.mark.parametrize("ahead", [1, 6])
 @pytest.mark.parametrize("switch", [16, 17, 20, 26, 27])
 def test_no_forward_reaches_across_a_switch(switch: int, ahead: int) -> None:
-    from tests.exhaustive.test_lossless import Adversary
+    from tests.support.lossless import Adversary
 
     prompt = list(b"once upon a time")
     plain = events_of(ToyBackend(), prompt, WANTED)

@@ -30,7 +30,7 @@ from tests.backends.test_transformers import (
     save_model,
     tree_of,
 )
-from tests.exhaustive.test_lossless import Adversary, assert_lossless, events_of, tokens_of
+from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 from tests.support.replies import reply
 
 if TYPE_CHECKING:

@@ -23,13 +23,6 @@ from engine.sampling import distribution, probabilities
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import Message, Prefill, Step
-from tests.exhaustive.test_lossless import (
-    QUESTIONS,
-    Adversary,
-    assert_lossless,
-    events_of,
-    tokens_of,
-)
 from tests.support.gguf_files import (
     byte_tokens,
     longrope_gguf,
@@ -38,6 +31,13 @@ from tests.support.gguf_files import (
     tiny_gguf,
     turning_gguf,
     window_gguf,
+)
+from tests.support.lossless import (
+    QUESTIONS,
+    Adversary,
+    assert_lossless,
+    events_of,
+    tokens_of,
 )
 from tests.support.replies import reply
 

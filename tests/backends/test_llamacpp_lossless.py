@@ -24,7 +24,8 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import Learned, Message, Prefill, Step
 from tests.conftest import ROOT
-from tests.exhaustive.test_lossless import (
+from tests.support.gguf_files import opened_gguf
+from tests.support.lossless import (
     ORDERS,
     QUESTIONS,
     Adversary,
@@ -41,7 +42,6 @@ from tests.exhaustive.test_lossless import (
     made_up,
     tokens_of,
 )
-from tests.support.gguf_files import opened_gguf
 from tests.support.replies import reply
 from tests.unit.test_stack import FIXED, drafted_by_models, ids, stack_of, stacked
 

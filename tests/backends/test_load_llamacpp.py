@@ -20,8 +20,8 @@ from engine.models.probe import Probe
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message
 from tests.conftest import EMBEDDED, ROOT
-from tests.exhaustive.test_lossless import events_of, knowing, tokens_of
 from tests.support.gguf_files import WIDTH, header_size, opened_gguf, rewritten, tiny_gguf, value_of
+from tests.support.lossless import events_of, knowing, tokens_of
 
 pytestmark = pytest.mark.gguf
 RUNTIME = Runtime(threads=1)

@@ -38,7 +38,7 @@ from engine.prompt import Chat
 from engine.sampling import choose, distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import RULES, Message, Rule, Step, Token
-from tests.exhaustive.test_lossless import Adversary, Strict
+from tests.support.lossless import Adversary, Strict
 from tests.unit.test_verify import DRAFTS, SYMBOLS, TARGET, Logits, Small
 
 NAMES = ("tiny", "small", "mid")

@@ -20,7 +20,7 @@ from engine.sampling import distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import Learned, Message, Prefill, Step
-from tests.exhaustive.test_lossless import Adversary, assert_lossless, events_of, tokens_of
+from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 from tests.support.replies import reply
 
 if TYPE_CHECKING:

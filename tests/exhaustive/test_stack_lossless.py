@@ -23,7 +23,7 @@ from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import TARGET, Message, Prefill, Step
 from engine.verify import Match
-from tests.exhaustive.test_lossless import (
+from tests.support.lossless import (
     CUTS,
     PROMPT,
     QUESTIONS,

@@ -29,7 +29,7 @@ from engine.methods import METHODS, Method, method_named
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import TIERS, Step
 from tests.conftest import EMBEDDED, ROOT
-from tests.exhaustive.test_lossless import knowing, toy_table
+from tests.support.lossless import knowing, toy_table
 from tests.unit.test_drafters_statistics import Table
 
 PROMPTS = ("once upon a time", "and then", "once more upon a time")

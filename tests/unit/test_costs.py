@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from engine.backends.toy import ToyBackend
 from engine.drafting.controller import PLAIN
 from engine.drafting.costs import LARGEST, REFRESH, SIZES, SURPRISE, CostCurve, measure_costs
-from engine.settings import Drafting, Generation, Sampling
-from tests.exhaustive.test_lossless import assert_lossless, events_of
+from engine.settings import Generation, Sampling
+from tests.support.lossless import assert_lossless, events_of
 
 TIMES = st.floats(0.01, 10.0)
 POINTS = st.builds(
@@ -204,20 +204,6 @@ def test_every_size_is_timed_more_than_once(
     monkeypatch.setattr(toy, "score", noting)
     measure_costs(toy, (0, 3, 9), seconds=0.001)
     assert min(sizes.count(size) for size in (0, 3, 9)) >= 3 and set(sizes) == {0, 3, 9}
-
-
-@pytest.mark.model
-def test_a_real_model_is_measured_and_left_usable(embedded: Any) -> None:
-    from engine.backends.transformers import TransformersBackend
-
-    backend = TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
-    curve = measure_costs(backend, (0, 7, 63), seconds=0.1)
-    assert curve.points[63] > curve.points[0] > 0
-    wanted = Generation(Sampling(0.8, seed=3), max_tokens=12)
-    prompt = backend.tokenize("And now for something else")
-    after = events_of(backend, prompt, wanted, [], Drafting(), costs=curve)
-    embedded.reset()
-    assert_lossless(events_of(embedded, prompt, wanted), after)
 
 
 # How true c(0) : c(n) stays, which the live speedup is told by.

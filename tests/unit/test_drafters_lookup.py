@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,22 +47,6 @@ def test_the_index_finds_what_a_scan_finds(tokens: list[int], steps: list[int]) 
             break
         before, end = end, min(end + step, len(tokens))
         drafter.observe(tokens[:end], end - before)
-
-
-@pytest.mark.model
-@settings(deadline=None, derandomize=True)
-@given(TEXTS)
-def test_it_drafts_what_the_library_drafts(tokens: list[int]) -> None:
-    import torch
-    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
-
-    library = PromptLookupCandidateGenerator(
-        num_output_tokens=LONGEST_COPY, max_matching_ngram_size=LONGEST_MATCH, max_length=999
-    )
-    drafter = LookupDrafter()
-    drafter.observe(tokens, len(tokens))
-    wanted, _ = library.get_candidates(torch.tensor([tokens]))
-    assert [*tokens, *draft(drafter, tokens)[0]] == wanted[0].tolist()
 
 
 def test_the_first_place_of_the_longest_match_counts() -> None:

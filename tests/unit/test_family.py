@@ -15,7 +15,7 @@ from engine.hsd.stack import LevelDrafter, Stack
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import RULES, Rule, Step
 from engine.verify import Match, Rejection, verifier
-from tests.exhaustive.test_lossless import DEVIATIONS, toy_family
+from tests.support.lossless import DEVIATIONS, toy_family
 
 
 def toy(name: str, **changes: Any) -> ToyBackend:

@@ -26,7 +26,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Followers, Gram, Step
 from engine.verify import Match, Rejection
-from tests.exhaustive.test_lossless import toy_family
+from tests.support.lossless import toy_family
 
 
 class Table:

@@ -29,7 +29,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import CONTEXT, DRAFT, RULES, STACK, Rule, Step, Work
 from engine.verify import Match, verifier
-from tests.exhaustive.test_lossless import (
+from tests.support.lossless import (
     DEVIATIONS,
     PROMPT,
     Adversary,

@@ -26,7 +26,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import RULES, Step
 from engine.verify import Match, Rejection, Walk, normalised, residual, verifier
-from tests.exhaustive.test_lossless import Adversary, Paths
+from tests.support.lossless import Adversary, Paths
 
 HONEST, BROKEN = 1e-3, 1e-6
 SAMPLES = 20_000

@@ -155,6 +155,10 @@ def test_verdicts_raise_no_false_alarm(
     assert words in line and kind in line and "<img" not in line
     early = proof_line(replace(proof, verdict=replace(verdict, ended_early=True)))
     assert "<img" not in early and ("Ended early" in early) == (same_text and not identical)
+    assert "Ended early" not in early or f"at token {verdict.position}" in early
+    assert ("up to where it was stopped" in line) == identical, "the steps have no end"
+    whole = replace(pair[1], steps=(replace(pair[1].steps[0], finish="length"),))
+    assert "stopped" not in proof_line(replace(proof, shown=whole))
 
 
 def test_a_comparison_shows_no_gain_where_nothing_was_accepted(session: Session) -> None:

@@ -34,7 +34,8 @@ from tests.backends.test_transformers import (
     save_model,
     tree_of,
 )
-from tests.exhaustive.test_lossless import (
+from tests.support.gguf_files import mamba_gguf, opened_gguf, turning_gguf, window_gguf
+from tests.support.lossless import (
     QUESTIONS,
     Adversary,
     assert_lossless,
@@ -43,7 +44,6 @@ from tests.exhaustive.test_lossless import (
     tokens_of,
     toy_family,
 )
-from tests.support.gguf_files import mamba_gguf, opened_gguf, turning_gguf, window_gguf
 from tests.unit.test_stack import FIXED, drafted_by_models, ids
 
 MODELS = [
