@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.support")
-
-from engine.backends.toy import ToyBackend  # noqa: E402
-from engine.settings import Runtime  # noqa: E402
-from storage.database import Database  # noqa: E402
-from tests.support import grids  # noqa: E402
+from engine.backends.toy import ToyBackend
+from engine.settings import Runtime
+from storage.database import Database
+from tests.support import grids
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = ROOT / "assets" / "models" / "tiny-chat" / "target"

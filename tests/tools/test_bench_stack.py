@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import main
-from bench.inflate import rounded
 from bench.options import EMBEDDED
 
 SHORT = ["--limit", "1", "--max-new-tokens", "12", "--profile-tokens", "6"]
@@ -76,6 +75,8 @@ def test_an_unknown_model_in_a_plan_is_told(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_rounding_leaves_so_many_levels_per_group(bits: int) -> None:
     import torch
+
+    from bench.inflate import rounded
 
     model = torch.nn.Linear(64, 6, bias=False)
     before = model.weight.detach().clone()

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from engine import verify
 from engine.backends.scores import LogitScores
@@ -26,6 +25,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import RULES, Step
 from engine.verify import Match, Rejection, Walk, normalised, residual, verifier
+from tests.support.laws import p_of_counts, p_of_statistic
 from tests.support.lossless import Adversary, Paths
 
 HONEST, BROKEN = 1e-3, 1e-6
@@ -134,7 +134,7 @@ def p_of(found: Mapping[int, int], law: Law) -> float:
         return 0.0
     if (expected > 0).sum() == 1:
         return 1.0
-    return float(stats.chisquare(seen[expected > 0], expected[expected > 0]).pvalue)
+    return p_of_counts(seen[expected > 0], expected[expected > 0])
 
 
 @pytest.mark.parametrize("beside", [(), (1, 4)], ids=["alone", "beside certain drafts"])
@@ -378,7 +378,7 @@ def p_value(found: Sequence[Sequence[int]], sampling: Sampling, length: int) -> 
         if len(large) > 1:
             statistic += float(sum((is_ - wanted) ** 2 / wanted for is_, wanted in large))
             freedom += len(large) - 1
-    return float(stats.chi2.sf(statistic, freedom))
+    return p_of_statistic(statistic, freedom)
 
 
 SAMPLERS = [
