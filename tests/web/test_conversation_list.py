@@ -16,6 +16,7 @@ from app.service.session import Session
 from app.web.tabs import chat, chat_view, conversations, settings
 from engine.engine import Request
 from engine.local import Local
+from engine.settings import Drafting
 from storage.database import Database
 from storage.traces import Traces
 from tests.service.test_session import ask, soon
@@ -92,6 +93,18 @@ BAD = [
     {"fresh_seed": "no"},
     {"seed": 3},
 ]
+
+
+def test_an_export_with_settings_of_earlier_versions_is_imported_with_the_others(
+    on: conversations.Handlers, told: list[str], tmp_path: Path
+) -> None:
+    drafting = {"policy": "hierarchical", "harvest": True, "budget": "fixed", "nodes": 9}
+    file = tmp_path / "upload.json"
+    file.write_text(json.dumps(exported(settings={"method": "hd", "drafting": drafting})))
+    on.import_(REQUEST, str(file), {})
+    (item,) = on.session.chat.conversations(OWNER).list()
+    assert Preferences.from_mapping(item.settings).drafting == Drafting(budget="fixed", nodes=9)
+    assert not any("could not be used" in notice for notice in told)
 
 
 @pytest.mark.parametrize("bad", BAD)
