@@ -1,4 +1,4 @@
-"""Which draft models to stack, and how many tokens each hands up: the plan of least latency.
+"""Which draft models to stack, and how many tokens each proposes: the plan of least latency.
 
 In a stack only the smallest model decodes by itself, or with the token databases drafting for it.
 Every model gathers a minimum batch of tokens and hands it up; the next one verifies what it is
@@ -6,7 +6,7 @@ handed, until it has a batch of its own; the target verifies and emits (hierarch
 decoding, arXiv 2510.19705). What a plan costs per token is computed from a measured profile in two
 forms, both derived for this project:
 
-- exact: the law of the tokens that every level hands up, by dynamic programming;
+- exact: the law of the tokens that every level proposes, by dynamic programming;
 - path: batches taken as their minimum. A level's latency is then a non-decreasing map of the one
   below, and as the graph of models has no cycle, one forward pass finds its shortest path.
 
@@ -42,7 +42,7 @@ Law = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StackLevel:
-    """A draft model of a stack and the least number of tokens it hands up, from 1 to LONGEST."""
+    """A draft model of a stack and the least number of tokens it proposes, from 1 to LONGEST."""
 
     model: str
     batch: int
@@ -110,9 +110,9 @@ def emitted(pair: Pair, rule: Rule, drafted: int) -> float:
 
 
 class Recursion:
-    """The exact form: what every level of a stack hands up, and after how long.
+    """The exact form: what every level of a stack proposes, and after how long.
 
-    A round of level i verifies N tokens that level i - 1 hands up. It emits more than k of them
+    A round of level i verifies N tokens that level i - 1 proposes. It emits more than k of them
     and its own with probability S_k P(N >= k), and it takes L_(i-1) + E[c_i(N)], and the choices
     after the first. Rounds go on until the batch T_i is full, so that N_i may exceed it. Every
     partial stack is computed once, as plans to compare share most of theirs.
@@ -121,9 +121,9 @@ class Recursion:
     def __init__(self, profile: Profile, rule: Rule) -> None:
         self.profile = profile
         found = [len(model.databases.law) for model in profile.models if model.databases]
-        # Every level hands up its batch more than the one below at most.
+        # Every level proposes its batch more than the one below at most.
         reach = range(LONGEST * len(profile.models) + max(found, default=0))
-        # c(n) and S_n for every n that may be handed up.
+        # c(n) and S_n for every n that may be proposed.
         self.costs = [np.array([model.seconds(n) for n in reach]) for model in profile.models]
         self.survival = {
             levels: np.array([pair.survives(rule, n) for n in reach])
@@ -152,7 +152,7 @@ class Recursion:
         return emits, seconds + model.choice * float(beyond.sum() - 1.0)
 
     def handed(self, plan: Plan) -> tuple[Law, float]:
-        """The law of the tokens that the top level of a plan hands up; seconds."""
+        """The law of the tokens that the top level of a plan proposes; seconds."""
         if plan not in self.known:
             *levels, top = plan.levels
             below = Plan(tuple(levels), plan.databases)

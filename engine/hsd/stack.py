@@ -3,7 +3,7 @@
 A level is a drafter like any other. Asked for a draft, it gathers at least `batch` tokens: its own
 drafter below proposes, one forward verifies, what it keeps and what it says next are its own (by
 the rule of the run, engine/verify.py). The lowest has nobody below it, or the databases. So what a
-level hands up is just what its model alone would have said, and the level above need not know how
+level proposes is just what its model alone would have said, and the level above need not know how
 it came about: the recursion produce(i) of HSD (arXiv 2510.19705).
 
 Invariant: a level's cache holds `cached`, which may differ from the decided tokens in its end only.
@@ -29,7 +29,7 @@ LAG = 8
 
 
 class LevelDrafter:
-    """One draft model. `batch` is T_i, the least number of tokens it hands up at a time.
+    """One draft model. `batch` is T_i, the least number of tokens it proposes at a time.
 
     `sampling` is its own sampler; with the rule "match" drafts are accepted more often the more it
     resembles the target's. Tokens from `vocabulary` on are not known to all models. `costs` bounds

@@ -156,7 +156,7 @@ def test_what_ends_the_engine_again_while_it_is_loaded_is_given_up(
     first, last = session.notices.take(OWNER)
     assert "being loaded again" in first
     assert "ended again while one was being loaded" in last and "(SIGSEGV)" in last
-    assert "Choose another model, or other settings in the Models tab." in last
+    assert "Choose another model or other settings in the Models tab." in last
     with pytest.raises(ModelError, match="No model is loaded"):
         ask(session)
     told(session, shop.source("two"))
@@ -212,7 +212,7 @@ def test_a_first_model_that_ends_the_engine_leaves_none(
         list(session.models.start(shop.source("one")))
     engine.settle()
     assert session.notices.take(OWNER) == [
-        f"{REASON} No model is loaded: load one in the Models tab."
+        f"{REASON} No model is loaded now. Load one in the Models tab."
     ]
     engine.ends = lambda wanted: False
     told(session, shop.source("two"))

@@ -340,7 +340,7 @@ def test_without_drafts_it_is_what_was_measured() -> None:
 
 
 def test_three_models_by_hand() -> None:
-    """M_1 hands up 1 or 2 tokens, the second with probability 0.6, M_2 accepts 0.8 and then 0.5."""
+    """M_1 proposes 1 or 2 tokens, the second with probability 0.6, M_2 accepts 0.8 and then 0.5."""
     models = [model("m0", 1.0), model("m1", 2.0, 0.5, 0.1), model("m2", 10.0, 1.0, 0.2)]
     found = {(0, 1): (0.6, 0.3), (0, 2): ZERO, (1, 2): (0.8, 0.5)}
     profile = family(models, lambda i, j: found[i, j])

@@ -454,7 +454,7 @@ OWN = [
 def test_samplers_of_draft_models_leave_the_targets_law_as_it_is(
     own: Sequence[Sampling], depth: int
 ) -> None:
-    """What is handed up is the law that was drawn from, not the one the target would draw from."""
+    """What is proposed is the law that was drawn from, not the one the target would draw from."""
     found = texts(lambda each: stack(depth, each, own[3 - depth :]), Sampling(0.8))
     assert_law(found, Sampling(0.8))
 
