@@ -66,7 +66,7 @@ def test_figures_change_in_their_places_and_the_ribbon_grows(page: Page) -> None
     assert lead.get_attribute("title") == "decoding alone 1.42×"
     assert figure(page, "Tokens per step") == "2.00 | plain decoding: 1.00"
     assert figure(page, "First token") == "44 ms | in the model"
-    assert cells(page)[0] == "Context | 17 % | 10 / 80 13 % | 123 µs"
+    assert cells(page)[0] == "This chat | 17 % | 10 / 80 13 % | 123 µs"
     assert cells(page)[3] == "The model itself | 50 % |  | "
     assert columns(page)[:3] == ["step 1: 1 token", "step 2: 2 tokens", "step 3: 3 tokens"]
     widths = page.locator("#figures .shares i").evaluate_all("all => all.map(n => n.clientWidth)")

@@ -9,6 +9,7 @@ import pytest
 from app.service.session import Session
 from app.web import charts, layout, metrics_panel, stack_charts
 from app.web.colors import INKS
+from app.web.tabs import compare
 from app.web.tabs.databases import card
 from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
@@ -41,8 +42,7 @@ def texts(page: gr.Blocks) -> Iterator[str]:
 
 def of_charts() -> Iterator[str]:
     figures = [
-        *charts.of_run(()),
-        charts.speedups(()),
+        *compare.drawn(None),
         charts.history(()),
         charts.cost_curve(None),
         charts.worth_of_evidence(Calibration()),
