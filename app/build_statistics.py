@@ -1,4 +1,6 @@
-"""`python -m app.build_statistics FILES`: the statistics tier's file for a model's tokenizer.
+"""`strata-statistics FILES`: the statistics tier's file for a model's tokenizer.
+
+In a checkout: `python -m app.build_statistics FILES`.
 
 Reads text (.txt, .md: a document per file) and JSON lines (.jsonl: "text" or chat "messages" per
 line; both also as .xz, .gz). Interrupted, it leaves everything as it was.
@@ -103,9 +105,7 @@ def loaded(source: str) -> Backend:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, build, report. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m app.build_statistics", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="strata-statistics", description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path, help=".txt, .md, .jsonl, also .xz or .gz")
     parser.add_argument(
         "--model",

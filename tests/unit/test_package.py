@@ -73,10 +73,11 @@ def test_the_version_is_said_in_one_place(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == f"strata {strata_chat.__version__}\n"
 
 
-def test_the_command_is_there() -> None:
-    assert list(PROJECT["scripts"]) == ["strata"]
-    module, _, name = PROJECT["scripts"]["strata"].partition(":")
-    assert callable(getattr(import_module(module), name))
+def test_the_commands_are_there() -> None:
+    assert list(PROJECT["scripts"]) == ["strata", "strata-statistics"]
+    for place in PROJECT["scripts"].values():
+        module, _, name = place.partition(":")
+        assert callable(getattr(import_module(module), name))
 
 
 def test_the_package_for_others_brings_nothing_along() -> None:
