@@ -20,8 +20,8 @@ from engine.hsd.profile import Profile
 from engine.models.loaders import load
 from engine.prompt import Chat
 from engine.settings import Runtime, Sampling
-from training.bits import labelled
 from training.documents import Document, read
+from training.labels import labelled
 
 REGULAR = ("tldr", "open_english_wordnet", "factbook")
 """Sources whose answers are so regular that every draft is accepted."""

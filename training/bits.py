@@ -7,7 +7,7 @@ without what came before it.
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -21,6 +21,7 @@ from bench.shape import Model
 from engine.errors import SettingError
 from engine.models.load_transformers import pick_device
 from training.documents import Document, read
+from training.labels import label, labelled
 from training.prepare import tokenized
 from training.train import loaded
 
@@ -72,23 +73,6 @@ def run(options: argparse.Namespace) -> None:
     for source in [*sorted(set(found[0]) - {ALL}), ALL]:
         first, each = found[0][source], [f"{bits[source].per_byte:.3f}" for bits in found]
         print(f"| {source} | {first.documents:,} | {first.bytes:,} |", " | ".join(each), "|")
-
-
-def label(folder: Path) -> str:
-    """A model's name and that of its family."""
-    path = folder.resolve()
-    return f"{path.parent.name}/{path.name}"
-
-
-def labelled(folders: Sequence[Path]) -> dict[str, Path]:
-    """Models by their labels. Raises SettingError where two have the same."""
-    models = {label(folder): folder for folder in folders}
-    if len(models) < len(folders):
-        raise SettingError(
-            f"Two of {', '.join(map(str, folders))} are called the same. Rename a folder or the "
-            "one that it is in."
-        )
-    return models
 
 
 def held_out_bits(

@@ -19,7 +19,7 @@ from engine.models.loaders import load
 from engine.prompt import Chat
 from engine.settings import Generation, Runtime, Sampling
 from engine.types import Message, Step
-from training.bits import labelled
+from training.labels import labelled
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PERIOD, TIMES, LEAST = 32, 3, 24
