@@ -39,6 +39,8 @@ def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
             grids[item.nodeid.split("[")[0], strength].append(item)
     left = set[pytest.Item]()
     for (_, strength), cases in grids.items():
-        chosen = spread([case.callspec.indices for case in cases], strength)
+        # A value of an axis is one object in all cases, and may be none that can be compared.
+        values = [{n: id(value) for n, value in case.callspec.params.items()} for case in cases]
+        chosen = spread(values, strength)
         left.update(case for number, case in enumerate(cases) if number not in chosen)
     return left

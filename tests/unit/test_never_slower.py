@@ -113,6 +113,7 @@ def answer(
     return clock.now - start, steps
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("learning", [0.0, 3e-6, 1e-5, 4e-5])
 @pytest.mark.parametrize("looking", [1e-5, 1e-4])
 @pytest.mark.parametrize("wrong", [(), (END,)], ids=["no drafts", "wrong drafts"])
@@ -134,6 +135,7 @@ def test_what_gains_nothing_costs_little_however_long_learning_takes(
     assert drafter.learned >= len(PROMPT)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("drafting", [0.1, 0.5, 2.0])
 @pytest.mark.parametrize("reading", [0.0, 1e-4])
 def test_draft_models_that_gain_nothing_cost_little_too(
@@ -198,6 +200,7 @@ def live(
     return plain / (read.seconds + sum(step.seconds for step in told) + learned.seconds), told
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("load", [1.0, 3.0])
 @pytest.mark.parametrize("name", [DATABASES, STACK])
 @pytest.mark.parametrize("ahead", [0, 1, 7])

@@ -474,6 +474,7 @@ def test_drafts_by_the_other_rule_leave_the_law_as_it_is() -> None:
     assert_law(texts(drafters, Sampling(1.0)), Sampling(1.0))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("owner", "name", "broken"), BREAKS)
 def test_broken_rules_break_the_law_of_a_run(
