@@ -238,7 +238,7 @@ def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
     set_number(page, "Max tokens", 1500)
     send(page, "Tell me a long story about a lighthouse.")
     expect(page.locator("#tokens .turn.answered .tok").nth(40)).to_be_attached()
-    until(page, lambda: sum(len(row[1]) for row in stored(tmp_path / "strata.db")) > 40)
+    until(page, lambda: sum(len(each.pieces) for each in stored(tmp_path / "strata.db")) > 40)
     process.kill()
     process.wait(20)
     assert process.stdout is not None

@@ -19,6 +19,7 @@ from tests.support.hostile import PAYLOADS, references
 from tests.support.pages import (
     PATIENCE,
     answer,
+    be_exact,
     end,
     finished,
     pictures,
@@ -136,7 +137,6 @@ def test_titles_answers_and_names_run_and_fetch_nothing(page: Page) -> None:
     assert page.locator("#tokens .turns :is(img, svg, script, iframe, style, a)").count() == 0
     choose(page, "Markdown")
     expect(page.locator("#markdown .message").nth(100)).to_be_attached()
-    expect(page.locator("#markdown .message")).to_have_count(2 * len(PAYLOADS) + 48)
     pictures(page)
     assert page.locator("#markdown :is(script, iframe, object, embed, [onerror])").count() == 0
 
@@ -170,6 +170,7 @@ def test_the_hidden_view_holds_nothing(page: Page) -> None:
     """Also while an answer grows, and after switching there and back."""
     words = "Say something **bold** about `code`."
     set_number(page, "Max tokens", 300)
+    be_exact(page)
     send(page, words)
     expect(page.locator("#tokens .turn.answered .tok").nth(5)).to_be_attached()
     assert page.locator("#markdown .message").count() == 0

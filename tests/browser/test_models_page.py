@@ -135,7 +135,7 @@ def test_a_model_of_the_hub_is_downloaded_and_runs(page: Page, hub: Hub) -> None
     hub.status = 503
     add(page, "someone/tiny")
     expect(page.locator("#models-choice label.selected")).to_contain_text("to be downloaded")
-    expect(page.locator("#models-need")).to_contain_text("downloaded when it is loaded")
+    expect(page.locator("#models-need")).to_contain_text("Loading it downloads it")
     page.click("#models-load")
     expect(page.get_by_text("could not be downloaded")).to_be_visible()
     expect(page.locator("#models-status")).to_contain_text("tiny-chat is loaded, as before")

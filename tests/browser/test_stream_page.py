@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Response, Route, expect
 
 from tests.support.pages import (
     PATIENCE,
@@ -69,10 +69,10 @@ def long_answer(page: Page, tokens: int = 1500, method: str = "Plain decoding") 
 
 def complete(page: Page, database: Path) -> None:
     """What the page shows is all that is stored, token by token, each once."""
-    text, pieces, run = stored(database)[0]
-    assert run, "it ended"
+    text, pieces, ended = stored(database)[0]
+    assert ended
     spans = page.locator("#tokens .turn.answered").last.locator(".tok")
-    assert "".join(spans.all_text_contents()) == text == "".join(piece[0] for piece in pieces)
+    assert "".join(spans.all_text_contents()) == text == "".join(piece.text for piece in pieces)
     counts = spans.evaluate_all("all => all.map((span) => span.count)")
     assert sum(counts) == len(pieces)
 
@@ -93,18 +93,15 @@ def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
         "document.addEventListener('strata:first', (e) => firsts.push(e.detail.seconds));"
         "document.addEventListener('strata:figures', (e) => figures.push(e.detail)); }"
     )
-    sizes: list[int] = []
-    page.on(
-        "response",
-        lambda got: sizes.append(len(got.body())) if "/queue/data" in got.url else None,
-    )
+    told: list[Response] = []
+    page.on("response", lambda got: told.append(got) if "/queue/data" in got.url else None)
     long_answer(page, 1500, "Databases (hierarchy drafting)")
     early = len(answer(page))
     finished(page)
     assert len(answer(page)) > early
     complete(page, program[1])
     spans = page.locator("#tokens .turn.answered .tok").count()
-    pieces = stored(program[1])[0][1]
+    pieces = stored(program[1])[0].pieces
     assert spans < 0.8 * len(pieces), "a node per run, not per token"
     assert len([url for url in seen if "/stream/" in url]) == 1
     (first,) = page.evaluate("firsts")
@@ -112,13 +109,15 @@ def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
     figures = page.evaluate("figures")
     assert (
         figures
-        and figures[-1]["h"][2] == f"{len(pieces) / len({piece[3] for piece in pieces}):.2f}"
+        and figures[-1]["h"][2] == f"{len(pieces) / len({piece.step for piece in pieces}):.2f}"
     )
-    before = max(sizes)
+    before = max(len(each.body()) for each in told)
+    told.clear()
     send(page, "And what then?")
     finished(page)
     page.wait_for_function("firsts.length === 2")
-    assert max(sizes) < before + 2000, "the first answer is not sent with the second message"
+    after = max(len(each.body()) for each in told)
+    assert after < before + 2000, "the first answer is not sent with the second message"
     expect(page.locator("#tokens .turn")).to_have_count(4)
     complete(page, program[1])
 
@@ -157,7 +156,7 @@ def test_a_reload_in_mid_answer_goes_on_and_ends_complete(
     finished(page)
     assert len(answer(page)) > early
     expect(page.locator("#tokens .turn")).to_have_count(2)
-    expect(page.locator("#figures")).to_contain_text("tokens from")
+    expect(page.locator("#figures")).to_contain_text("tokens in")
     complete(page, program[1])
 
 
@@ -283,7 +282,7 @@ def test_the_queue_stands_in_where_the_stream_cannot_be_had(
     page.click("#again")
     expect(page.locator("#stop")).to_be_visible()
     finished(page)
-    expect(page.locator("#figures")).to_contain_text("tokens from")
+    expect(page.locator("#figures")).to_contain_text("tokens in")
     complete(page, program[1])
 
 

@@ -4,22 +4,25 @@ Nothing here waits for a time. What is waited for is on the page: an expectation
 a slow machine with other work needs.
 """
 
-import json
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from storage.conversations import Conversations, Piece
+from storage.database import Database
+from storage.traces import Traces
 from tests.conftest import ROOT
 
+OWNER = "local"
+"""Whose the conversations are where nobody logs in."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
 PATIENCE = 90_000
 """Milliseconds that an expectation waits for. The usual answer takes two of its seconds."""
@@ -114,24 +117,30 @@ def pictures(page: Page) -> None:
     page.evaluate("new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))")
 
 
-def stored(database: Path) -> list[tuple[str, list[Any], str | None]]:
-    """Text, tokens and run of the answers that are stored, the newest first."""
-    with sqlite3.connect(database) as connection:
-        rows = connection.execute(
-            "SELECT content, pieces, run FROM messages WHERE role = 'assistant' "
-            "ORDER BY created DESC"
-        ).fetchall()
-    connection.close()
-    return [(content, json.loads(pieces or "[]"), run) for content, pieces, run in rows]
+class Stored(NamedTuple):
+    """An answer as it is stored; `ended` once all of it is."""
+
+    text: str
+    pieces: Sequence[Piece]
+    ended: bool
 
 
-def settings(database: Path) -> str:
+def stored(database: Path) -> list[Stored]:
+    """The answers that are stored, the newest first."""
+    with Database(database) as opened:
+        store, traces = Conversations(opened, OWNER), Traces(opened, OWNER)
+        messages = [m for each in store.list() for m in store.messages(each.id)]
+        answers = [m for m in messages if m.role == "assistant"]
+        ends = [m.run_id and traces.load(m.run_id).finish for m in answers]
+    found = zip(answers, ends, strict=True)
+    newest = sorted(found, key=lambda each: each[0].created, reverse=True)
+    return [Stored(m.content, m.pieces or (), end is not None) for m, end in newest]
+
+
+def settings(database: Path) -> dict[str, Any]:
     """The settings of the conversation that was used last."""
-    with sqlite3.connect(database) as connection:
-        text = connection.execute("SELECT settings FROM conversations ORDER BY updated DESC")
-        found = text.fetchone()
-    connection.close()
-    return str(found[0])
+    with Database(database) as opened:
+        return Conversations(opened, OWNER).list()[0].settings
 
 
 def open_tab(page: Page, name: str) -> None:
@@ -144,6 +153,13 @@ def open_advanced(page: Page) -> None:
     open_tab(page, "Settings")
     expect(page.get_by_label("Fixed", exact=True)).to_be_hidden()
     page.locator("#advanced button").first.click()
+
+
+def be_exact(page: Page) -> None:
+    """From now on the likeliest token is said: such an answer is always the same, and long."""
+    open_tab(page, "Settings")
+    page.get_by_role("button", name="Exact").click()
+    open_tab(page, "Chat")
 
 
 def set_number(page: Page, label: str, value: int) -> None:
