@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from app.web.gradio_import import skip_stubs
 from engine.backends.toy import ToyBackend
 from engine.settings import Runtime
 from storage.database import Database
-from tests.support import grids
 
+pytest.register_assert_rewrite("tests.support")
+skip_stubs()
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = ROOT / "assets" / "models" / "tiny-chat" / "target"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -31,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a grid a few cases are run, unless all of them were asked for."""
+    from tests.support import grids
+
     if not config.getoption("--whole"):
         left = grids.left_out(items)
         config.hook.pytest_deselected(items=[item for item in items if item in left])
