@@ -1,4 +1,4 @@
-"""The object that tests/unit/test_pipe.py runs in a process of its own. Imports next to nothing."""
+"""The object that tests/processes/test_pipe.py runs in a process of its own. It imports little."""
 
 import ctypes
 import os

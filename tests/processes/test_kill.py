@@ -2,8 +2,8 @@
 
 A child answers messages with a model that is slow, now and then stalls, and takes long to learn; it
 writes down what a page would have been sent, and when. It is killed without warning, and what it
-wrote down is compared with what it stored. `python -m tests.service.test_kill --moments 500` tries
-more.
+wrote down is compared with what it stored. To try more:
+`python -m tests.processes.test_kill --moments 500`.
 """
 
 import argparse

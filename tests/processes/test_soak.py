@@ -1,0 +1,24 @@
+"""What a program takes that runs for long: as much as in the beginning."""
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+MB = 1 << 20
+
+
+def test_resident_memory_is_flat_over_200_conversations_and_50_owners() -> None:
+    """After a tenth of them memory grows by less than 4 MB: without a limit it does by 10 MB."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.soak", "200", "50", str(4 * MB)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [[int(word) for word in line.split()] for line in run.stdout.splitlines()]
+    assert len(lines) == 10 and all(told <= 4 * MB for _, told in lines)
+    resident = [size for size, _ in lines]
+    assert resident[-1] - resident[0] < 4 * MB, resident
