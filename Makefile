@@ -16,12 +16,15 @@ run: setup
 
 gguf: $(VENV)/.gguf
 
-# In a worker: when a native library ends it, the test is named and the next worker goes on.
-test: setup-dev chromium
-	$(BIN)/python -m pytest -n 1 --max-worker-restart 1000 $(ARGS)
+# In workers: when a native library ends one, the test is named and the next worker goes on.
+WORKERS := -n logical --maxprocesses 4 --dist worksteal --max-worker-restart 1000
 
+test: setup-dev chromium
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+# No torch, no llama.cpp, no Gradio, no browser.
 quick: setup-dev
-	$(BIN)/python -m pytest -n auto tests/unit tests/service $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) tests/unit tests/service $(ARGS)
 
 check: setup-dev
 	$(BIN)/ruff check .

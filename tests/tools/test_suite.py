@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 CRASHES = """
@@ -47,6 +49,31 @@ def outcome(folder: Path) -> list[str]:
         words, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     return done.stdout.splitlines()
+
+
+COLLECTING = """
+import sys
+
+import pytest
+
+assert pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *sys.argv[2:]]) == 0
+print("imported:", *sorted(set(sys.argv[1].split()) & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("folders", "never"),
+    [
+        ("tests", "torch transformers llama_cpp scipy"),
+        ("tests/unit tests/service", "gradio playwright plotly"),
+    ],
+)
+def test_to_know_the_tests_no_heavy_library_is_imported(folders: str, never: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTING, never, *folders.split()],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["imported:"], done.stdout + done.stderr
 
 
 def test_a_test_that_crashes_is_named_and_the_others_run(tmp_path: Path) -> None:
