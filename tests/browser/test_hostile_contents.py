@@ -168,7 +168,7 @@ def test_imports_and_growing_answers_run_and_fetch_nothing(
 
 def test_the_hidden_view_holds_nothing(page: Page) -> None:
     """Also while an answer grows, and after switching there and back."""
-    words = "Say something **bold** about `code`."
+    words = "Tell me a very long **bold** story about the sea."
     set_number(page, "Max tokens", 300)
     be_exact(page)
     send(page, words)
