@@ -216,7 +216,7 @@ MUTATIONS = (
 
 
 def mutated(mutation: Mutation, root: Path = ROOT) -> str:
-    """The text of the file with the mutation. Raises ValueError where it applies to no one place."""
+    """The file's text with the mutation. Raises ValueError where it applies to no one place."""
     text = (root / mutation.path).read_text(encoding="utf-8")
     if text.count(mutation.old) != 1:
         raise ValueError(f"{mutation.path} has not exactly one {mutation.old!r}")
