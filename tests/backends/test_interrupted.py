@@ -285,7 +285,7 @@ class Turning(ToyBackend):
         limit = None if len(tokens) > self.switch else self.switch
         return super().prefill(tokens, cancelled)._replace(limit=limit)
 
-    def room(self, length: int) -> int | None:
+    def depth_limit(self, length: int) -> int | None:
         return None if length > self.switch else self.switch - length
 
     def score(self, tree: Tree, sampling: Sampling) -> Any:

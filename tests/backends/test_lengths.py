@@ -227,9 +227,9 @@ def test_a_prompt_is_read_as_in_one_forward(
     other, prompt = fresh(backend), prompt_of(size, 160)
     filled = other.prefill(prompt, never)
     assert filled.limit == (SWITCH if kind == "phi3-long" and size <= SWITCH else None)
-    room = other.room(size)
-    assert room == (SWITCH - size if size <= SWITCH else None)
-    tree = tree_of(prompt[-1]).within(None, room)
+    limit = other.depth_limit(size)
+    assert limit == (SWITCH - size if size <= SWITCH else None)
+    tree = tree_of(prompt[-1]).within(None, limit)
     scores = other.score(tree, GREEDY)
     for row in range(len(tree) + 1):
         chain = [*prompt, *tree.path(row)]

@@ -585,7 +585,7 @@ def test_loading_again_and_again_takes_no_more_memory(gguf_files: dict[str, Path
     for _ in range(cycles):
         cycle()
     grown = process.memory_info().rss - before
-    assert grown < 6 << 20, f"{grown / 2**20:.1f} MiB more after {cycles} models"
+    assert grown < 12 << 20, f"{grown / 2**20:.1f} MiB more after {cycles} models"
 
 
 # Texts.
@@ -948,7 +948,7 @@ def test_rotary_factors_are_chosen_once_for_all_lengths(tmp_path: Path) -> None:
     both.accept([])
     for row, found in enumerate(rows):
         assert gap(found, after(both, [*text, *tree.path(row)])) < CLOSE
-    assert both.room(64) is None
+    assert both.depth_limit(64) is None
 
 
 def test_a_long_text_behind_a_window_can_be_gone_back_in(
