@@ -105,6 +105,7 @@ def accepted(steps: Sequence[Step]) -> int:
 # The databases.
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("own", [0, 1], ids=["some draws", "other draws"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_every_subset_and_order(subject: Subject, order: tuple[str, ...], own: int) -> None:
@@ -120,6 +121,7 @@ def test_every_subset_and_order(subject: Subject, order: tuple[str, ...], own: i
     assert kept > 0, "a run that accepts nothing proves nothing"
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("cuts", [{"top_k": 20}, {"top_p": 0.8, "min_p": 0.05}, {}], ids=str)
 @pytest.mark.parametrize("name", ["hd", "hd-published", "lookup", "rest"])
 def test_every_method_with_cuts(subject: Subject, name: str, cuts: dict[str, float]) -> None:

@@ -71,6 +71,7 @@ DRAWS = [
 """Temperatures and seeds; with four of them the toy's answer has an end."""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("batches", [(1, 1, 1), (3, 2, 4), (8, 5, 2)])
@@ -85,6 +86,7 @@ def test_every_stack_says_what_plain_decoding_says(
     assert len(fast) < len(plain_toy(wanted))
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("costs", curves())
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_whatever_a_forward_costs(plan: str, costs: str) -> None:
@@ -99,6 +101,7 @@ def test_every_plan_whatever_a_forward_costs(plan: str, costs: str) -> None:
     assert drafted > 7 or costs in ("never", "learning")
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_with_every_cut(plan: str, cuts: dict[str, float]) -> None:
@@ -148,6 +151,7 @@ def test_an_answer_ends_where_the_plain_one_does(plan: str) -> None:
     assert min(ends[end] for end in ("length", "context", "stop", "eos")) > 3
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("left", [-40, -1, 0, 1, 2, 3, 10, 40])
 @pytest.mark.parametrize("shorter", ["tiny", "mid", "both"])
 def test_draft_models_may_have_a_shorter_context_than_the_target(shorter: str, left: int) -> None:

@@ -82,7 +82,7 @@ MUTATIONS = (
         "if count == leaves:",
         "unit/tree",
     ),
-    Mutation("engine/tree.py", "if self.parents[row] < rows:", "if True:", "unit/tree"),
+    Mutation("engine/tree.py", "self.laws.pop(row, None)", "pass", "unit/tree"),
     Mutation(
         "engine/drafting/context.py",
         "self.extend(tokens[max(0, start - KEY) : start])",
