@@ -113,9 +113,9 @@ def test_hostile_text_is_inert_wherever_it_is_shown(page: Page) -> None:
     assert page.locator("#markdown script").count() == 0
     assert page.locator("#markdown [onerror]").count() == 0
     page.click("#rename")
-    page.fill("#title textarea, #title input", HOSTILE[:150])
+    page.fill("#title textarea, #title input", f"Renamed: {HOSTILE[:140]}")
     page.click("#title-save")
-    expect(page.locator("#conversations label.selected")).to_contain_text("<img src=x")
+    expect(page.locator("#conversations label.selected")).to_contain_text("Renamed: <img src=x")
     page.fill("#search textarea, #search input", "onerror")
     expect(page.locator("#conversations label")).to_have_count(1)
     open_tab(page, "Databases")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import bench.page
 from bench.__main__ import main
 from bench.page import BARS, Bar, Shares, Streamed, figures, lengthen, size_of, write
 from storage.conversations import Conversations, Piece
@@ -80,7 +81,11 @@ def test_what_is_missing_is_said_before_anything_is_started(
 
 
 @pytest.mark.browser
-def test_a_run_ends_in_one_json_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ends_in_one_json_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.page, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(bench.page, "IDLE_SECONDS", 2.0)
     file = tmp_path / "page.json"
     run = ["page", "--repeats", "1", "--starts", "1", "--tokens", "24", "--length", "60"]
     assert main([*run, "--save", str(file)]) == 0

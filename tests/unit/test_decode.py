@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Filled
 from engine.backends.toy import END, ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter
@@ -306,6 +306,29 @@ def test_cancelling_keeps_what_was_emitted(ahead: int) -> None:
         assert tokens == whole[: len(tokens)]
         assert steps[-1].finish == ("cancelled" if len(tokens) < len(whole) else "length")
         assert drafter.calls[-1] == ("finish", (*PROMPT, *tokens), len(tokens))
+
+
+class BrokenOff(ToyBackend):
+    """Somebody stopped it within its first prompt, or, with a limit, when that was reached."""
+
+    limit: int | None = None
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        super().prefill(tokens, cancelled)
+        return Filled(0, len(tokens) <= (self.limit or 0), self.limit)
+
+
+@pytest.mark.parametrize("decided", [0, 5])
+def test_a_prompt_that_was_not_read_whole_decides_nothing(decided: int) -> None:
+    """Though nobody says any more that it is cancelled."""
+    backend, drafter = BrokenOff(), oracle(3)
+    backend.limit = len(PROMPT) + decided - 1 if decided else None
+    _, *steps = decode(backend, PROMPT, [drafter], LONG, Drafting())
+    assert all(isinstance(step, Step) for step in steps), "nothing was answered to be learned"
+    assert steps[-1] == Step(len(steps) - 1, (), finish="cancelled")
+    tokens = [token.id for step in steps for token in step.tokens]
+    assert tokens == answer_of()[: len(tokens)] and (len(tokens) > 0) == (decided > 0)
+    assert backend.forwards == len(steps) - 1
 
 
 def test_cancelled_before_the_first_step_is_an_empty_step(toy: ToyBackend) -> None:
