@@ -5,12 +5,11 @@ import ast
 import pytest
 
 from tests.conftest import ROOT
-from tests.support.mutate import MUTATIONS, Mutation, mutated
+from tests.support.mutate import MUTATIONS, Mutation, mutated, tests_of
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: f"{each.path}: {each.old}")
 def test_a_mutation_is_another_program_and_has_tests(mutation: Mutation) -> None:
     ast.parse(mutated(mutation))
     assert mutation.old != mutation.new and mutation.tests
-    for name in mutation.tests.split():
-        assert (ROOT / "tests" / f"{name.replace('/', '/test_')}.py").is_file()
+    assert all((ROOT / name).is_file() for name in tests_of(mutation))

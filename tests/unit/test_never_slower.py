@@ -113,7 +113,7 @@ def answer(
     return clock.now - start, steps
 
 
-@pytest.mark.grid
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("learning", [0.0, 3e-6, 1e-5, 4e-5])
 @pytest.mark.parametrize("looking", [1e-5, 1e-4])
 @pytest.mark.parametrize("wrong", [(), (END,)], ids=["no drafts", "wrong drafts"])
