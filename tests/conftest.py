@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.service.draft_models import LEVELS
 from app.web.gradio_import import skip_stubs
 from engine.backends.toy import ToyBackend
 from engine.settings import Runtime
@@ -48,6 +49,13 @@ def quick_stays_quick(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.path.parent.name in QUICK:
         assert HEAVY & sys.modules.keys() == before, "this test belongs into another layer"
+
+
+@pytest.fixture(autouse=True)
+def no_draft_models_of_other_tests() -> Iterator[None]:
+    """Which draft models were ever loaded is known to the whole program, and orders its tables."""
+    LEVELS.clear()
+    yield
 
 
 @pytest.fixture(scope="session", autouse=True)

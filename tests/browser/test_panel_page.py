@@ -96,10 +96,7 @@ def test_the_ribbon_shows_the_latest_steps_once(page: Page) -> None:
     assert len(columns(page)) == 3, "another run begins anew"
 
 
-def test_names_of_draft_models_are_text_and_have_a_row_each(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.web.colors.LEVELS", {})  # none was ever loaded here
+def test_names_of_draft_models_are_text_and_have_a_row_each(page: Page) -> None:
     small, evil = "draft:small", f"draft:{EVIL}"
     said = (Token(1, 0, small), Token(2, 1, evil), Token(3, 2, TARGET))
     one = Step(0, said, {small: 3, evil: 2}, {small: 1, evil: 1}, look_ups={small: 0.004})
