@@ -99,17 +99,24 @@ class Stacks:
         return source
 
     def candidates(self) -> list[Candidate]:
-        """All models on offer, with what each needs now: folders may go or change meanwhile."""
-        found = []
-        for source in dict.fromkeys([*self.offered, *self.sources.values()]):
-            need, problem = None, ABSENT
-            try:
-                if self.loaders.present(source):
-                    need, problem = self.need(source), ""
-            except StrataError as error:
-                problem = str(error)
-            found.append(Candidate(source, name_of(source), need, problem))
-        return found
+        """All models on offer, with what each needs now: folders may go or change meanwhile.
+
+        One that is added while the others are read is among them, as a page shows what comes last.
+        """
+        found: dict[str, Candidate] = {}
+        while left := [s for s in (*self.offered, *self.sources.values()) if s not in found]:
+            found[left[0]] = self.candidate(left[0])
+        return list(found.values())
+
+    def candidate(self, source: str) -> Candidate:
+        """A model on offer, with what it needs now."""
+        need, problem = None, ABSENT
+        try:
+            if self.loaders.present(source):
+                need, problem = self.need(source), ""
+        except StrataError as error:
+            problem = str(error)
+        return Candidate(source, name_of(source), need, problem)
 
     def need(self, source: str) -> Need:
         """What a draft model takes beside the target. Raises ModelError for what is no model."""

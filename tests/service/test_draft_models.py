@@ -179,6 +179,22 @@ def test_what_a_candidate_needs_is_known_before_it_is_loaded(
     assert shelf.loads == 0
 
 
+def test_a_model_that_is_added_while_the_others_are_read_is_listed(
+    session: Session, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks = session.stacks
+    small, mid = shelf.sources("small", "mid")
+    stacks.offered[:] = [small]
+
+    def need(source: str) -> Need:
+        if mid not in stacks.offered:
+            stacks.offered.append(mid)
+        return shelf.need(source)
+
+    monkeypatch.setattr(stacks, "need", need)
+    assert [each.source for each in stacks.candidates()] == [small, mid]
+
+
 def test_what_does_not_fit_is_refused_before_it_is_loaded(session: Session, shelf: Shelf) -> None:
     shelf.free = 31
     session.stacks.load(shelf.sources("small"))
