@@ -1,6 +1,7 @@
 """Shared fixtures: a database in memory, the toy backend, the embedded model (mark `model`), the
 same as GGUF files (mark `gguf`)."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = grids.left_out(items)
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish() -> None:
+    """All that there is by now stays: whatever collects garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

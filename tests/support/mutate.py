@@ -223,7 +223,7 @@ def mutated(mutation: Mutation, root: Path = ROOT) -> str:
     return text.replace(mutation.old, mutation.new)
 
 
-def tests_of(mutation: Mutation) -> list[str]:
+def files_of(mutation: Mutation) -> list[str]:
     """The files of the tests that should notice."""
     return [f"tests/{name.replace('/', '/test_')}.py" for name in mutation.tests.split()]
 
@@ -256,7 +256,7 @@ def caught(mutation: Mutation, folder: Path) -> str:
     before = file.read_text(encoding="utf-8")
     file.write_text(mutated(mutation, folder), encoding="utf-8")
     try:
-        if fails(folder, "-p", "no:xdist", *tests_of(mutation)):
+        if fails(folder, "-p", "no:xdist", *files_of(mutation)):
             return "its own tests"
         workers = ("-n", "logical", "--maxprocesses", "4")
         return "quick tests" if fails(folder, *workers, "tests/unit", "tests/service") else ""
@@ -270,7 +270,7 @@ def main(parts: Sequence[str]) -> int:
     chosen = [m for m in MUTATIONS if not parts or any(part in m.path for part in parts)]
     with tempfile.TemporaryDirectory() as place:
         folder = copied(Path(place))
-        near = sorted({name for mutation in chosen for name in tests_of(mutation)})
+        near = sorted({name for mutation in chosen for name in files_of(mutation)})
         if fails(folder, "-p", "no:xdist", *near):
             raise SystemExit("These tests fail without a mutation: mend that first.")
         for number, mutation in enumerate(chosen, 1):

@@ -412,7 +412,7 @@ def test_a_poisoned_file_is_refused_at_once(path: Path, poison: str) -> None:
 
 
 def test_opening_takes_seconds_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edited(path, *(f"CREATE TABLE more{number} (x)" for number in range(2_000)))
+    edited(path, "BEGIN", *(f"CREATE TABLE more{number} (x)" for number in range(2_000)), "COMMIT")
     monkeypatch.setattr("storage.statistics.OPEN_SECONDS", -1.0)
     with pytest.raises(StorageError, match="interrupted"):
         StatisticsTable(path)

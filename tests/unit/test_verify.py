@@ -292,10 +292,11 @@ START = (0, 1)
 class Remembered(LogitScores):
     """Every law is computed once; nobody may write into it."""
 
-    laws: ClassVar[dict[tuple[bytes, Sampling], Floats]] = {}
+    laws: ClassVar[dict[tuple[object, ...], Floats]] = {}
 
     def distribution(self, row: int) -> Floats:
-        key = self.row(row).tobytes(), replace(self.sampling, seed=0)
+        own = self.sampling
+        key = self.row(row).tobytes(), own.temperature, own.top_k, own.top_p, own.min_p
         if key not in self.laws:
             self.laws[key] = super().distribution(row)
             self.laws[key].flags.writeable = False
