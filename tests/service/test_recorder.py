@@ -1,6 +1,7 @@
 """What an answer costs while it grows does not depend on how long it is already."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,35 @@ def test_the_end_is_stored_before_it_is_told(recorder: Recorder, store: Conversa
     assert answered.id == recorder.message_id and answered.content == "0.0 0.1 1.0 1.1 "
     assert answered.pieces == tuple(recorder.pieces) and isinstance(recorder.pieces[0], Piece)
     assert said.content == "hello" and recorder.update(0).finish == "eos"
+
+
+def test_a_message_comes_into_being_with_its_first_text(
+    recorder: Recorder, store: Conversations
+) -> None:
+    """The first tokens of an answer may be parts of a character, and say nothing yet."""
+    silent = Step(0, (Token(9, 0, TARGET, 0, ""),), verify_seconds=0.01)
+    recorder.add(silent)
+    recorder.flush()
+    assert [m.content for m in store.messages(recorder.conversation_id)] == ["hello"]
+    recorder.add(step(1))
+    recorder.flush()
+    _, answered = store.messages(recorder.conversation_id)
+    assert answered.content == "1.0 1.1 " and answered.pieces == tuple(recorder.pieces)
+    recorder.add(replace(silent, index=2))
+    recorder.flush()
+    assert store.messages(recorder.conversation_id)[1].pieces == tuple(recorder.pieces)
+
+
+def test_what_could_not_be_stored_is_stored_with_the_next(
+    db: Database, store: Conversations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 1000.0)
+    conversation = store.create().id
+    works = iter([False, True, False, True])
+    recorder = Recorder(db, "local", conversation, 7, lambda write: next(works) and write())
+    for index in range(4):
+        recorder.add(step(index))
+        recorder.flush()
+    (answered,) = store.messages(conversation)
+    assert answered.content == "".join(piece.text for piece in recorder.pieces)
+    assert answered.pieces == tuple(recorder.pieces) and len(recorder.pieces) == 8
