@@ -18,6 +18,8 @@ gguf: $(VENV)/.gguf
 
 # In workers: when a native library ends one, the test is named and the next worker goes on.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal --max-worker-restart 1000
+# Tests start hundreds of programs: what was compiled for one is there for the next.
+test quick: export PYTHONDONTWRITEBYTECODE :=
 
 test: setup-dev chromium
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)

@@ -45,7 +45,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """All that there is by now stays: whatever collects garbage need not look through it."""
-    gc.collect()
     gc.freeze()
 
 
