@@ -9,10 +9,15 @@ PIP := $(BIN)/python -m pip
 # A line of requirements.txt, without its comment.
 requirement = "$$(sed -n 's/^\($(1)[^ ]*\).*/\1/p' requirements.txt)"
 
-.PHONY: run gguf test quick check wheel setup setup-dev chromium clean
+.PHONY: run gguf native test quick check wheel setup setup-dev chromium clean
 
+# Without a C++ compiler everything runs in Python: slower, and with the same answers.
 run: setup
+	@$(MAKE) --no-print-directory native || echo "The compiled core is not there. Strata runs without it."
 	$(BIN)/python app.py $(ARGS)
+
+# The compiled core, in seconds (engine/native.py).
+native: $(VENV)/.native
 
 gguf: $(VENV)/.gguf
 
@@ -36,7 +41,7 @@ check: setup-dev
 
 # To be installed elsewhere: pipx install dist/*.whl, or uv tool install dist/*.whl.
 wheel: $(VENV)/.pip
-	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist . ./native
 
 setup: $(VENV)/.run
 setup-dev: $(VENV)/.dev
@@ -53,11 +58,15 @@ $(VENV)/.run: requirements.txt $(VENV)/.pip
 	grep -v '^llama-cpp-python' requirements.txt | $(PIP) install --quiet -r /dev/stdin
 	touch $@
 
+$(VENV)/.native: native/pyproject.toml native/CMakeLists.txt $(wildcard native/src/*) $(VENV)/.pip
+	$(PIP) install --quiet ./native
+	touch $@
+
 $(VENV)/.gguf: requirements.txt $(VENV)/.run
 	$(PIP) install $(call requirement,llama-cpp-python)
 	touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.gguf
+$(VENV)/.dev: pyproject.toml $(VENV)/.gguf $(VENV)/.native
 	$(PIP) install --quiet --group dev
 	touch $@
 

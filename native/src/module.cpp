@@ -1,0 +1,11 @@
+// The compiled core: the same results as the pure Python beside it, digit for digit, and sooner.
+#include "module.hpp"
+
+// Raised whenever engine/native.py has to ask in another way.
+constexpr int INTERFACE = 1;
+
+NB_MODULE(strata_native, module) {
+    module.attr("INTERFACE") = INTERFACE;
+    bind_drafting(module);
+    bind_sampling(module);
+}
