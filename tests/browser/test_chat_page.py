@@ -12,10 +12,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.conftest import ROOT
 from tests.support.pages import (
+    LONG,
     PATIENCE,
     answer,
     end,
     finished,
+    long_answer,
     open_advanced,
     open_tab,
     pictures,
@@ -73,9 +75,8 @@ def test_the_markdown_view_shows_the_same_conversation(page: Page) -> None:
 
 
 def test_stop_regenerate_and_edit(page: Page) -> None:
-    set_number(page, "Max tokens", 1500)
-    send(page, "Tell me a very long story about the sea.")
-    expect(page.locator("#tokens .turn.answered .tok").nth(30)).to_be_attached()
+    long_answer(page)
+    expect(page.locator("#tokens .turn.answered .tok").nth(60)).to_be_attached()
     page.click("#stop")
     finished(page)
     stopped = answer(page)
@@ -87,7 +88,7 @@ def test_stop_regenerate_and_edit(page: Page) -> None:
     assert answer(page) != stopped
     assert page.locator("#tokens .turn.answered").count() == 1
     page.click("#edit")
-    expect(page.locator("#box textarea")).to_have_value("Tell me a very long story about the sea.")
+    expect(page.locator("#box textarea")).to_have_value(LONG)
     send(page, "Tell me about hills instead.")
     finished(page)
     expect(page.locator("#tokens .turn.said")).to_have_text("Tell me about hills instead.")
@@ -236,8 +237,7 @@ def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)
     visit(page, url)
-    set_number(page, "Max tokens", 1500)
-    send(page, "Tell me a long story about a lighthouse.")
+    long_answer(page)
     expect(page.locator("#tokens .turn.answered .tok").nth(40)).to_be_attached()
     until(page, lambda: sum(len(each.pieces) for each in stored(tmp_path / "strata.db")) > 40)
     process.kill()
@@ -250,9 +250,7 @@ def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
     page.set_default_timeout(PATIENCE)
     visit(page, url)
     page.locator("#conversations label").first.click()
-    expect(page.locator("#tokens .turn.said")).to_have_text(
-        "Tell me a long story about a lighthouse."
-    )
+    expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
     expect(page.locator("#tokens .turn.answered .tok").nth(20)).to_be_attached()
     page.close()
     end(process)

@@ -12,11 +12,12 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.support.pages import (
+    LONG,
     PATIENCE,
     answer,
     end,
     finished,
-    open_tab,
+    long_answer,
     send,
     set_number,
     start,
@@ -25,7 +26,6 @@ from tests.support.pages import (
 )
 
 pytestmark = pytest.mark.browser
-LONG = "Tell me a very long story about the sea."
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +53,6 @@ def page(context: BrowserContext, program: tuple[str, Path]) -> Page:
     opened = context.new_page()
     visit(opened, program[0])
     return opened
-
-
-def long_answer(page: Page, tokens: int = 1500, method: str = "Plain decoding") -> None:
-    """Begin an answer that takes seconds, and see some of it. Without drafts it takes long, and
-    without chance it does not end early."""
-    set_number(page, "Max tokens", tokens)
-    open_tab(page, "Settings")
-    page.get_by_role("button", name="Exact").click()
-    page.locator("#method input").click()
-    page.get_by_role("option", name=method, exact=True).click()
-    open_tab(page, "Chat")
-    send(page, LONG)
-    expect(page.locator("#tokens .turn.answered .tok").nth(1)).to_be_attached()
 
 
 def complete(page: Page, database: Path) -> None:

@@ -26,6 +26,7 @@ OWNER = "local"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
 PATIENCE = 90_000
 """Milliseconds that an expectation waits for. The usual answer takes two of its seconds."""
+LONG = "Tell me a very long story about the sea."
 ENDED = 60
 """Seconds that the program has for its end."""
 
@@ -168,6 +169,19 @@ def set_number(page: Page, label: str, value: int) -> None:
     page.get_by_label(label, exact=True).first.fill(str(value))
     page.get_by_label(label, exact=True).first.press("Tab")
     open_tab(page, "Chat")
+
+
+def long_answer(page: Page, tokens: int = 1500, method: str = "Plain decoding") -> None:
+    """Begin an answer that takes seconds, and see some of it. Without drafts it takes long, and
+    without chance it does not end early."""
+    set_number(page, "Max tokens", tokens)
+    be_exact(page)
+    open_tab(page, "Settings")
+    page.locator("#method input").click()
+    page.get_by_role("option", name=method, exact=True).click()
+    open_tab(page, "Chat")
+    send(page, LONG)
+    expect(page.locator("#tokens .turn.answered .tok").nth(1)).to_be_attached()
 
 
 def load(page: Page, label: str, words: str) -> None:
