@@ -92,7 +92,7 @@ def replay(
         for token in rivals.get(at, ()):
             scores[at, token] = log(max(found.probability(0, token), LEAST))
             if sampling.temperature >= COLDEST:
-                noise = gumbel(sampling.seed, position, backend.info.vocabulary_size)
-                scores[at, token] += sampling.temperature * float(noise[token])
+                (noise,) = gumbel(sampling.seed, position, [token])
+                scores[at, token] += sampling.temperature * float(noise)
         backend.accept([])
     return scores

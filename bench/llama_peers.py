@@ -24,7 +24,7 @@ from engine.backends.llamacpp import LlamaCppBackend
 from engine.models.formats import format_of
 from engine.models.gguf import ATTENTION, NUMBERS, context_parameters
 from engine.models.load_llamacpp import probed
-from engine.sampling import COLDEST, Floats, gumbel, warp
+from engine.sampling import COLDEST, Floats, draw, warp
 from engine.settings import Generation, Runtime, Sampling
 
 NGRAM, DRAFTED = 3, 10
@@ -174,7 +174,7 @@ def keyed(sampling: Sampling, start: int) -> LogitsProcessorList | None:
 
     def noised(_: object, logits: Floats) -> Floats:
         scores = warp(logits, sampling)
-        scores += gumbel(sampling.seed, next(positions), logits.size)
+        scores += draw(sampling.seed, next(positions), logits.size)
         return scores
 
     return LogitsProcessorList([noised])

@@ -18,7 +18,7 @@ from engine.backends.base import Backend
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError
 from engine.models.load_transformers import load_transformers
-from engine.sampling import COLDEST, gumbel, warp
+from engine.sampling import COLDEST, draw, warp
 from engine.settings import Generation, Sampling
 
 
@@ -107,7 +107,7 @@ class Keyed(LogitsProcessor):
             self.chosen[position] = None
             return scores
         noised = warp(row, self.sampling)
-        noised += gumbel(self.sampling.seed, position, row.size)
+        noised += draw(self.sampling.seed, position, row.size)
         self.chosen[position] = int(noised.argmax())
         return torch.from_numpy(noised)[None].to(scores.device)
 

@@ -16,20 +16,16 @@ from statistics import median
 from engine.backends.base import Backend
 from engine.decode import never
 from engine.metrics import Metrics
-from engine.sampling import gumbel
 
 Pairs = Sequence[tuple[Metrics, Metrics]]
 """Plain and accelerated runs of the same prompt."""
 
 
 def cold(models: Iterable[Backend]) -> None:
-    """Have the next run start from nothing: caches of the models empty, no noise drawn.
-
-    What the run before left in either would cost this one nothing.
-    """
+    """Have the next run start from nothing: what the run before left in the models' caches would
+    cost this one nothing."""
     for model in models:
         model.prefill([0], never)
-    gumbel.cache_clear()
 
 
 def gain(plain: float, fast: float, accepted: int) -> float | None:

@@ -7,7 +7,7 @@ backend: one sampler to prove, and the same seed gives the same text wherever th
 """
 
 import math
-from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,52 +17,63 @@ from engine.settings import Sampling
 Floats = NDArray[np.float32]
 COLDEST = 1e-4
 """Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
-POSITIONS, NOISE = 128, 32 << 20
-"""Noise is kept of so many positions and bytes: of 262,144 tokens, 32 positions take them."""
+GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""The constants of SplitMix64."""
+WORD = 2**64 - 1
+BITS, GRID = 24, 2.0**18
+"""Bits of a draw, and how many values of noise there are between two whole numbers."""
+
+
+def split(state: int, number: int) -> int:
+    """The number of that index, from 0 on, that the generator SplitMix64 gives from a state."""
+    word = (state + (number + 1) * GAMMA) & WORD
+    word = ((word ^ (word >> 30)) * FIRST) & WORD
+    word = ((word ^ (word >> 27)) * SECOND) & WORD
+    return word ^ (word >> 31)
+
+
+def noise_key(seed: int, position: int) -> int:
+    """The state that the noise of one absolute position of one seed begins from."""
+    return split(split(seed, 0), position)
+
+
+def gumbel(seed: int, position: int, tokens: NDArray[np.int64] | Sequence[int]) -> Floats:
+    """Standard Gumbel noise of some tokens at one absolute position of one seed.
+
+    Token t has the t-th number of a SplitMix64 generator that starts from a hash of seed and
+    position, so whoever needs a few tokens computes these alone. Its upper 24 bits k give
+    g = -log(-log((k + 1/2) / 2**24)), rounded to a multiple of 2**-18: of all 2**24 values none is
+    nearer than 1e-12 to a middle between two multiples, so every library's logarithm gives the same
+    float32. `native/src/noise.hpp` is the same in C++.
+    """
+    words = np.asarray(tokens, dtype=np.int64).astype(np.uint64)
+    words *= np.uint64(GAMMA)
+    words += np.uint64((noise_key(seed, position) + GAMMA) & WORD)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
+    words ^= words >> np.uint64(31)
+    return noise_of(words >> np.uint64(64 - BITS))
+
+
+def noise_of(draws: NDArray[np.uint64]) -> Floats:
+    """The noise that draws of 24 bits stand for; it grows with them."""
+    noise = (draws.astype(np.float64) + 0.5) * 2.0**-BITS
+    np.log(noise, out=noise)
+    np.negative(noise, out=noise)
+    np.log(noise, out=noise)
+    noise *= -GRID
+    np.rint(noise, out=noise)
+    noise /= GRID
+    return noise.astype(np.float32)
+
+
+LARGEST = noise_of(np.array([2**BITS - 1], dtype=np.uint64))[0]
+"""No noise is larger: 17.3. So a token that lies farther below another can never be chosen."""
 
 
 def draw(seed: int, position: int, size: int) -> Floats:
-    """Standard Gumbel noise, shape (size,), for one absolute position of one seed.
-
-    Philox is counter-based: the seed is its key and the position the high word of its counter, so
-    the streams of different positions never overlap.
-    """
-    stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, position]))
-    noise = stream.standard_exponential(size, dtype=np.float32)
-    # In single precision one in 2**23 is an exact zero, and would win its position: made usual.
-    noise[noise == 0] = 1
-    np.log(noise, out=noise)
-    np.negative(noise, out=noise)
-    noise.flags.writeable = False
-    return noise
-
-
-class Noise:
-    """What `draw` gave last, POSITIONS and `limit` bytes at most: a drafted position is often
-    visited again by the next step."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.cache_clear()
-
-    def cache_clear(self) -> None:
-        """Forget all of it."""
-        self.kept: OrderedDict[tuple[int, int, int], Floats] = OrderedDict()
-        self.bytes = 0
-
-    def __call__(self, seed: int, position: int, size: int) -> Floats:
-        """The noise of one position, drawn if need be."""
-        key = seed, position, size
-        noise = self.kept.get(key)
-        if noise is None:
-            noise = self.kept[key] = draw(seed, position, size)
-            self.bytes += noise.nbytes
-            while len(self.kept) > POSITIONS or (self.bytes > self.limit and len(self.kept) > 1):
-                self.bytes -= self.kept.popitem(last=False)[1].nbytes
-        return noise
-
-
-gumbel = Noise(NOISE)
+    """The noise of all tokens of a vocabulary, shape (size,)."""
+    return gumbel(seed, position, np.arange(size, dtype=np.int64))
 
 
 def warp(logits: Floats, sampling: Sampling) -> Floats:
@@ -105,7 +116,7 @@ def choose(logits: Floats, sampling: Sampling, position: int) -> int:
     if sampling.temperature < COLDEST:
         return int(logits.argmax())
     warped = warp(logits, sampling)
-    warped += gumbel(sampling.seed, position, logits.size)
+    warped += draw(sampling.seed, position, logits.size)
     return int(warped.argmax())
 
 

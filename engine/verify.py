@@ -55,7 +55,6 @@ class Rejection:
     """
 
     def __init__(self, seed: int, stream: int, vocabulary: int) -> None:
-        # The keyed noise of engine/sampling.py leaves this word of the counter at 0.
         counter = [0, 0, stream + 1, 0]
         self.random = np.random.Generator(np.random.Philox(key=seed, counter=counter))
         self.vocabulary = vocabulary

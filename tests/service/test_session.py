@@ -12,12 +12,10 @@ from app.service.chat import UNTITLED
 from app.service.comparison import Progress
 from app.service.learned import MODEL_GRAMS
 from app.service.preferences import Preferences
-from app.service.proofs import PROOFS
 from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.toy import END, ToyBackend
 from engine.compare import live
-from engine.decode import decode
 from engine.drafting.budget import Budget
 from engine.drafting.context import ContextTier
 from engine.drafting.guarded import Guarded
@@ -28,10 +26,9 @@ from engine.methods import METHODS
 from engine.metrics import summarise
 from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
-from engine.sampling import Floats, draw
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Event, Finish, Followers, Step, Work
+from engine.types import Finish, Followers, Work
 from storage.calibrations import CalibrationStore
 from storage.contexts import ContextStore
 from storage.conversations import Conversations
@@ -570,7 +567,8 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
 def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
     session: Session, db: Database, toy: Held
 ) -> None:
-    conversation, _ = ask(session, "the first words")
+    conversation, first = ask(session, "one first word")
+    assert first.finish == "eos"
     later = Session(Local(backend=toy), db)
     later.chat.say(OWNER, conversation, "some other words")
     run(later.answering.answer(OWNER, conversation, preferences()))
@@ -832,45 +830,6 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     assert len(session.chat.conversations(OWNER).list()) == 1
     kinds = [r.kind for r in Traces(session.database, OWNER).history()]
     assert kinds.count("compare") == 6
-
-
-@pytest.mark.parametrize("prove", [False, True])
-def test_every_run_of_a_pair_draws_its_own_noise(session: Session, prove: bool) -> None:
-    """Noise that the run before drew would be free."""
-    conversation, _ = ask(session)
-    if prove:
-        progress: Iterator[Any] = session.proofs.prove(OWNER, conversation)
-    else:
-        progress = session.proofs.compare(OWNER, "hello there", "", preferences(), 2)
-    draws = draws_of(progress)
-    assert len(draws) == (2 * PROOFS if prove else 4)
-    for tokens, drawn in draws:
-        assert drawn >= tokens > 20
-
-
-def draws_of(progress: Iterator[Any]) -> list[tuple[int, int]]:
-    """Of each run: its tokens, and how many positions of noise were drawn for it."""
-    found: list[tuple[int, int]] = []
-    real = decode
-
-    def counted(*arguments: Any) -> Iterator[Event]:
-        before = len(drawn)
-        tokens = 0
-        for event in real(*arguments):
-            tokens += len(event.tokens) if isinstance(event, Step) else 0
-            yield event
-        found.append((tokens, len(drawn) - before))
-
-    def drawing(*place: int) -> Floats:
-        drawn.append(place)
-        return draw(*place)
-
-    drawn: list[tuple[int, ...]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.sampling.draw", drawing)
-        patch.setattr("engine.local.decode", counted)
-        list(progress)
-    return found
 
 
 def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:

@@ -66,8 +66,8 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/sampling.py",
-        "counter=[0, 0, 0, position]",
-        "counter=[position, 0, 0, 0]",
+        "return split(split(seed, 0), position)",
+        "return split(seed, position)",
         "unit/sampling",
     ),
     Mutation(

@@ -246,7 +246,7 @@ def test_the_context_is_filled_to_the_last_token(room: int) -> None:
 
 
 def test_an_end_token_ends_the_answer_and_has_no_text() -> None:
-    seeds = [Sampling(temperature=1.5, seed=seed) for seed in range(30)]
+    seeds = [Sampling(temperature=1.5, seed=seed) for seed in range(60)]
     ended = 0
     for sampling in seeds:
         generation = Generation(sampling, max_tokens=60)
