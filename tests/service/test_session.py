@@ -722,7 +722,7 @@ def test_an_answer_that_cannot_be_stored_is_told_and_half_of_it_is_not_stored(
 
 
 def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
-    conversation, update = ask(session)
+    conversation, update = ask(session, "a first question")
     *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.tokens == update.metrics.tokens
