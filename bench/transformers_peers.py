@@ -1,4 +1,5 @@
-"""The decoders of the transformers library: `generate()` with our settings, on the same model.
+"""The decoders of the transformers library: `generate()` with our settings, on the same model, and
+with the library's attention.
 
 Above temperature 0 the library takes the likeliest token of what our sampler makes of the logits,
 so that it says the same text as plain decoding, and as much of it. Prompt lookup and assisted
@@ -15,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from bench.peer import ASSISTED, PROMPT_LOOKUP, Reply, paced
 from engine.backends.base import Backend
+from engine.backends.folded_attention import unfold, unfolded
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError
 from engine.models.load_transformers import load_transformers
@@ -46,6 +48,7 @@ def load_assistant(source: str, target: TransformersBackend) -> TransformersBack
             f"The assistant {assistant.info.name} cannot draft for {target.info.name}: they do "
             "not have the same vocabulary. Choose a smaller model of the same family."
         )
+    unfold(assistant.model)
     return assistant
 
 
@@ -72,7 +75,7 @@ class GeneratePeer:
         inputs = torch.tensor([list(prompt)], device=model.device)
         arrivals = Arrivals()
         start = perf_counter()
-        with torch.inference_mode():
+        with torch.inference_mode(), unfolded(model):
             output = model.generate(
                 inputs,
                 attention_mask=torch.ones_like(inputs),

@@ -6,6 +6,7 @@ cannot roll back) is still usable, decodes plainly, and says why.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers.utils import logging
 from engine.backends.base import BackendInfo, digest, fingerprint
 from engine.backends.chat_template import FILLER
 from engine.backends.check import FEW, TREE, check, resumes
+from engine.backends.folded_attention import fold, unfold, unfolded
 from engine.backends.transformers import TransformersBackend, is_recurrent, vocabulary_of
 from engine.errors import ModelError, SettingError, first_line
 from engine.models.format import looks_like_path
@@ -101,6 +103,23 @@ def read(source: str, device: torch.device, dtype: torch.dtype | str) -> tuple[A
 
 def examine(backend: TransformersBackend, allowed: float) -> None:
     """Check what the model can do; `allowed` as for `check`. Raises ModelError.
+
+    It keeps folded attention where that loses nothing, else it has the library's.
+    """
+    described = backend.info
+    if fold(backend.model):
+        with suppress(ModelError):
+            examine_all(backend, allowed)
+            if backend.info == described:
+                return
+        unfold(backend.model)
+        backend.info, backend.offset = described, 0
+        backend.reset()
+    examine_all(backend, allowed)
+
+
+def examine_all(backend: TransformersBackend, allowed: float) -> None:
+    """Check a model with the attention that it has.
 
     Where the rotary factors change with the length, on both sides of that, too: the tokens are few,
     their positions are set.
@@ -236,12 +255,13 @@ def one_line(error: Exception) -> str:
 
 
 def alone(backend: TransformersBackend, tokens: Sequence[int]) -> Floats:
-    """The logits after `tokens` by the library alone, without a cache; shape (vocabulary,)."""
+    """The logits after `tokens` by the library alone, without a cache and with its own attention;
+    shape (vocabulary,)."""
     inputs = {"input_ids": torch.tensor([list(tokens)], device=backend.model.device)}
     if backend.offset:
         inputs["position_ids"] = torch.arange(len(tokens), device=backend.model.device)[None]
         inputs["position_ids"] += backend.offset
-    with torch.inference_mode():
+    with torch.inference_mode(), unfolded(backend.model):
         output = backend.model(**inputs, use_cache=False)
     logits: Floats = output.logits[0, -1].float().cpu().numpy()
     return logits
