@@ -281,7 +281,7 @@ def small(embedded: Any) -> Any:
 SAMPLERS = [
     Sampling(0.0),
     Sampling(0.7, seed=2),
-    Sampling(1.2, top_k=40, top_p=0.9, min_p=0.02, seed=5),
+    Sampling(1.2, top_k=40, top_p=0.9, min_p=0.02, seed=6),
 ]
 
 
