@@ -8,13 +8,16 @@ backend: one sampler to prove, and the same seed gives the same text wherever th
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.native import core
 from engine.settings import Sampling
 
 Floats = NDArray[np.float32]
+Floor = np.float32
 COLDEST = 1e-4
 """Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -46,13 +49,20 @@ def gumbel(seed: int, position: int, tokens: NDArray[np.int64] | Sequence[int]) 
     nearer than 1e-12 to a middle between two multiples, so every library's logarithm gives the same
     float32. `native/src/noise.hpp` is the same in C++.
     """
+    return noise_of(draws_of(seed, position, tokens))
+
+
+def draws_of(
+    seed: int, position: int, tokens: NDArray[np.int64] | Sequence[int]
+) -> NDArray[np.uint64]:
+    """Draws of 24 bits for some tokens at one position."""
     words = np.asarray(tokens, dtype=np.int64).astype(np.uint64)
     words *= np.uint64(GAMMA)
     words += np.uint64((noise_key(seed, position) + GAMMA) & WORD)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
     words ^= words >> np.uint64(31)
-    return noise_of(words >> np.uint64(64 - BITS))
+    return words >> np.uint64(64 - BITS)
 
 
 def noise_of(draws: NDArray[np.uint64]) -> Floats:
@@ -71,6 +81,12 @@ LARGEST = noise_of(np.array([2**BITS - 1], dtype=np.uint64))[0]
 """No noise is larger: 17.3. So a token that lies farther below another can never be chosen."""
 
 
+BLOCK, HEAD, DEPTHS = 64, 1024, (4.0, 12.0, np.inf)
+"""How much is looked at first: for the k-th largest, for the strongest, for a nucleus."""
+MASS_ERROR = 4e-5
+"""How much of a row's mass may be missing or too much when it was computed elsewhere."""
+
+
 def draw(seed: int, position: int, size: int) -> Floats:
     """The noise of all tokens of a vocabulary, shape (size,)."""
     return gumbel(seed, position, np.arange(size, dtype=np.int64))
@@ -82,42 +98,169 @@ def warp(logits: Floats, sampling: Sampling) -> Floats:
     `logits` has shape (vocabulary,); the temperature must be above 0. Ties at a cut are kept.
     """
     warped = logits / np.float32(sampling.temperature)
-    floor = np.float32(-np.inf)
-    if 0 < sampling.top_k < warped.size:
-        floor = np.partition(warped, -sampling.top_k)[-sampling.top_k]
-    if sampling.top_p < 1.0:
-        floor = max(floor, nucleus_floor(warped[warped >= floor], sampling.top_p))
-    if sampling.min_p > 0.0:
-        floor = max(floor, warped.max() + np.float32(math.log(sampling.min_p)))
+    floor, _ = floors(warped, sampling)
     if floor > -np.inf:
         warped[warped < floor] = -np.inf
     return warped
 
 
-def nucleus_floor(warped: Floats, top_p: float) -> np.float32:
-    """The smallest logit of the smallest set of tokens whose probability reaches `top_p`."""
-    weights = np.exp(warped - warped.max())
-    wanted = np.float64(top_p) * weights.sum(dtype=np.float64)
-    # A nucleus is nearly always small, so sort a few candidates before sorting the vocabulary.
-    for count in (256, warped.size):
-        if count >= warped.size:
-            head = np.sort(warped)[::-1]
-        else:
-            head = np.sort(np.partition(warped, -count)[-count:])[::-1]
-        mass = np.cumsum(np.exp(head - warped.max()), dtype=np.float64)
+def floors(warped: Floats, sampling: Sampling, mass: float | None = None) -> tuple[Floor, Floor]:
+    """The lowest logit that is kept, of logits divided by the temperature; and how much higher it
+    might be, where the `mass` of all that are not dropped by top-k was computed elsewhere."""
+    floor, top = np.float32(-np.inf), warped.max()
+    if 0 < sampling.top_k < warped.size:
+        floor = kth_largest(warped, sampling.top_k)
+    sure = floor
+    if sampling.top_p < 1.0:
+        kept = warped if floor == -np.inf else warped[warped >= floor]
+        error = 0.0 if mass is None else MASS_ERROR
+        if mass is None:
+            mass = float(np.exp(kept - top).sum(dtype=np.float64))
+        loose = nucleus_floor(kept, mass * (sampling.top_p + error))
+        sure = max(sure, nucleus_floor(kept, mass * (sampling.top_p - error)) if error else loose)
+        floor = max(floor, loose)
+    if sampling.min_p > 0.0:
+        least = top + np.float32(math.log(sampling.min_p))
+        floor, sure = max(floor, least), max(sure, least)
+    return floor, sure
+
+
+def kth_largest(values: Floats, k: int) -> Floor:
+    """The k-th largest of some numbers.
+
+    The largest of BLOCK numbers each are looked at first: the k-th of these is no larger.
+    """
+    blocks = values.size // BLOCK
+    if blocks > k:
+        largest = values[: blocks * BLOCK].reshape(blocks, BLOCK).max(axis=1)
+        values = values[values >= np.partition(largest, -k)[-k]]
+    return np.float32(np.partition(values, -k)[-k])
+
+
+def nucleus_floor(warped: Floats, wanted: float) -> Floor:
+    """The smallest of the fewest largest logits whose weights e^(logit - largest) have the mass
+    `wanted` together; -inf where all have not."""
+    top = warped.max()
+    for depth in DEPTHS:  # a nucleus is nearly always a few tokens near the largest
+        head = np.sort(warped[warped >= top - depth])[::-1]
+        mass = np.cumsum(np.exp(head - top), dtype=np.float64)
         inside = int(np.searchsorted(mass, wanted))
         if inside < head.size:
             return np.float32(head[inside])
-    return np.float32(head[-1])
+    return np.float32(-np.inf)
+
+
+class Choice(NamedTuple):
+    """What comes of a row: the chosen token, the largest logit, the sum of e^(logit - top)."""
+
+    token: int
+    top: float
+    mass: float
+
+    def probability(self, logit: float) -> float:
+        """That of a token by its logit: a share of the unwarped softmax."""
+        return math.exp(logit - self.top) / self.mass
+
+
+def select(logits: Floats, sampling: Sampling, position: int) -> Choice:
+    """The choice for one absolute position. `logits` has shape (vocabulary,), float32."""
+    if core is not None:
+        place, top, mass, _ = core.choose(logits, *compiled(sampling), sampling.seed, position)
+        if place >= 0:
+            return Choice(place, top, mass)
+    highest = logits.max()
+    mass = float(np.exp(logits - highest).sum())
+    return Choice(reference(logits, sampling, position), float(highest), mass)
 
 
 def choose(logits: Floats, sampling: Sampling, position: int) -> int:
     """The token for one absolute position. `logits` has shape (vocabulary,), float32."""
+    return select(logits, sampling, position).token
+
+
+def compiled(sampling: Sampling) -> tuple[float, int, float, float]:
+    """The sampler as the compiled core takes it."""
+    cold = sampling.temperature < COLDEST
+    least = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+    return 0.0 if cold else sampling.temperature, sampling.top_k, sampling.top_p, least
+
+
+def reference(logits: Floats, sampling: Sampling, position: int) -> int:
+    """The token with the largest sum of warped logit and noise, the first of equals: the choice,
+    as the compiled core makes it too."""
     if sampling.temperature < COLDEST:
         return int(logits.argmax())
-    warped = warp(logits, sampling)
-    warped += draw(sampling.seed, position, logits.size)
-    return int(warped.argmax())
+    warped = logits / np.float32(sampling.temperature)
+    floor, _ = floors(warped, sampling)
+    return strongest(warped, floor, sampling.seed, position)[0]
+
+
+def strongest(
+    warped: Floats,
+    floor: Floor,
+    seed: int,
+    position: int,
+    tokens: NDArray[np.int64] | None = None,
+) -> tuple[int, Floor]:
+    """Where the largest sum of warped logit and noise is, and the sum.
+
+    Only who can win is looked at. No noise is above LARGEST, so a sum that is known rules out all
+    tokens so far below it. Most others are ruled out by their draw u, as -log(1 - u) is more than
+    their noise, before a logarithm is taken. `tokens` are those of the logits, in rising order, 0,
+    1, 2, ... unless given.
+    """
+    top = int(warped.argmax())
+    name = top if tokens is None else int(tokens[top])
+    wanted = warped[top] + gumbel(seed, position, [name])[0]
+    best, found = np.float32(-np.inf), top
+    slack = np.float32(1e-3) + np.float32(1e-6) * abs(wanted)
+    places = np.flatnonzero(warped >= max(floor, wanted - LARGEST - slack))
+    for part in (places[:HEAD], places[HEAD:]):
+        draws = draws_of(seed, position, part if tokens is None else tokens[part])
+        rest = np.float32(2**BITS) - draws.astype(np.float32)
+        near = rest <= np.exp(warped[part] - (wanted - slack)) * np.float32(2**BITS) + 1
+        part, draws = part[near], draws[near]
+        sums = warped[part] + noise_of(draws)
+        if sums.size and sums.max() > best:
+            found, best = int(part[sums.argmax()]), sums.max()
+            wanted = max(wanted, best)
+    return found, best
+
+
+class Part(NamedTuple):
+    """What is known of a row on a device: some logits, with their tokens in rising order.
+
+    No other logit of the row is above `rest`, unless it is known that none of them can be chosen.
+    `mass` is that of the whole row, the sum of e^((logit - largest) / temperature), or 0.
+    """
+
+    logits: Floats
+    tokens: NDArray[np.int64]
+    mass: float = 0.0
+    rest: float = -math.inf
+
+    def select(self, sampling: Sampling, position: int) -> tuple[int, float] | None:
+        """The choice from the row and its sum of warped logit and noise, above temperature 0; None
+        where what is not known may matter."""
+        if core is None:
+            return self.reference(sampling, position)
+        own = *compiled(sampling), sampling.seed, position
+        place, _, _, score = core.choose(self.logits, *own, self.tokens, self.mass, self.rest)
+        return (int(self.tokens[place]), score) if place >= 0 else None
+
+    def reference(self, sampling: Sampling, position: int) -> tuple[int, float] | None:
+        """The same in Python."""
+        temperature = np.float32(sampling.temperature)
+        warped, rest = self.logits / temperature, np.float32(self.rest) / temperature
+        counted = 0 < sampling.top_k < warped.size
+        floor, sure = floors(warped, sampling, None if counted else self.mass or None)
+        if counted and sampling.top_p < 1.0 and rest > -np.inf:
+            if kth_largest(warped, sampling.top_k) <= rest:
+                return None
+        place, score = strongest(warped, floor, sampling.seed, position, self.tokens)
+        if warped[place] < sure or (floor <= rest and score <= rest + LARGEST):
+            return None
+        return int(self.tokens[place]), float(score)
 
 
 def probabilities(logits: Floats) -> Floats:

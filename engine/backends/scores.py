@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from engine.sampling import Floats, choose, distribution, probabilities
+from engine.sampling import Choice, Floats, distribution, select
 from engine.settings import Sampling
 
 
 class LogitScores:
     """Scores over `read(row)`, the logits of one tree row: float32, shape (vocabulary,).
 
-    `positions` are those of the tokens that follow each row. A row is read and its softmax computed
-    once, and only when asked for.
+    `positions` are those of the tokens that follow each row. A row is read once, and only when
+    asked for; its choice and what makes its logits probabilities come together.
     """
 
     def __init__(
@@ -18,7 +18,7 @@ class LogitScores:
     ) -> None:
         self.read, self.positions, self.sampling = read, positions, sampling
         self.rows: dict[int, Floats] = {}
-        self.shares: dict[int, Floats] = {}
+        self.choices: dict[int, Choice] = {}
 
     def row(self, row: int) -> Floats:
         """The logits of one row."""
@@ -26,17 +26,17 @@ class LogitScores:
             self.rows[row] = self.read(row)
         return self.rows[row]
 
+    def selected(self, row: int) -> Choice:
+        """What comes of one row."""
+        if row not in self.choices:
+            self.choices[row] = select(self.row(row), self.sampling, self.positions[row])
+        return self.choices[row]
+
     def choose(self, row: int) -> int:
-        return choose(self.row(row), self.sampling, self.positions[row])
+        return self.selected(row).token
 
     def distribution(self, row: int) -> Floats:
         return distribution(self.row(row), self.sampling)
 
-    def softmax(self, row: int) -> Floats:
-        """One row's probabilities."""
-        if row not in self.shares:
-            self.shares[row] = probabilities(self.row(row))
-        return self.shares[row]
-
     def probability(self, row: int, token: int) -> float:
-        return float(self.softmax(row)[token])
+        return self.selected(row).probability(float(self.row(row)[token]))

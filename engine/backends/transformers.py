@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
 from engine.backends.chat_template import FILLER
+from engine.backends.device_scores import DeviceScores
 from engine.backends.rotary import Rotary
 from engine.backends.scores import LogitScores
 from engine.drafting.costs import LARGEST
@@ -152,7 +153,8 @@ class TransformersBackend:
     """A loaded model and its tokenizer behind the Backend protocol: one sequence of it.
 
     `resumes` says whether layers that keep a state go on from it with several tokens at a time.
-    `offset` is the position of the first token: 0 but while a model is checked.
+    `offset` is the position of the first token: 0 but while a model is checked. `on_device` says
+    that logits are not on the host, so that whole rows of them are dear.
     """
 
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
@@ -170,6 +172,7 @@ class TransformersBackend:
         self.rotary = Rotary(model)
         self.restarts = any(starts_again(model, each) for each in self.rotary.switches)
         self.offset = 0
+        self.on_device = model.device.type != "cpu"
         self.cached: list[int] = []
         self.regime = 0
         self.tree: Tree | None = None
@@ -304,7 +307,10 @@ class TransformersBackend:
             values: Floats = logits[row].float().cpu().numpy()
             return values
 
-        return LogitScores(read, [start + depth for depth in tree.depths], sampling)
+        positions = [start + depth for depth in tree.depths]
+        if self.on_device:
+            return DeviceScores(logits, read, positions, sampling)
+        return LogitScores(read, positions, sampling)
 
     @torch.inference_mode()
     def accept(self, rows: Sequence[int]) -> None:

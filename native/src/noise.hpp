@@ -8,6 +8,7 @@ namespace noise {
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15u;
 constexpr uint64_t FIRST = 0xBF58476D1CE4E5B9u, SECOND = 0x94D049BB133111EBu;
 constexpr int BITS = 24;
+constexpr float LARGEST = 4542609 * 0x1p-18f;  // no noise is larger: 17.3
 
 // The number of that index that the generator SplitMix64 gives from a state.
 inline uint64_t split(uint64_t state, uint64_t number) {

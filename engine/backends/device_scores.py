@@ -1,0 +1,167 @@
+"""The scores of logits that lie on a device: what a choice needs comes in one small copy per step.
+
+The device finds per row the largest logit, the normaliser, and a few tokens among which the choice
+must be: those with the largest sums of logit and noise or, where top-k or top-p cut, the largest
+logits. The host then chooses among these as it would in the whole row, by the same float32 numbers.
+The device's own sums are not exact and decide nothing: where the tokens that did not come might
+matter, which ties can bring about, the whole row is read.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf, log
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.backends.scores import LogitScores
+from engine.sampling import (
+    BITS,
+    COLDEST,
+    FIRST,
+    GAMMA,
+    SECOND,
+    WORD,
+    Choice,
+    Floats,
+    Part,
+    noise_key,
+)
+from engine.settings import Sampling
+
+NEAR, KEPT = 16, 1024
+"""How many tokens of a row come: of the largest sums, of the largest logits."""
+SLACK = 1e-4, 1e-6
+"""How far a sum of the device may be off, and what share of itself."""
+
+
+def signed(word: int) -> int:
+    """64 bits as torch takes them: its integers have a sign, and wrap as words do."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+def shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Words shifted to the right, with zeros coming in."""
+    moved: torch.Tensor = (words >> bits) & (2 ** (64 - bits) - 1)
+    return moved
+
+
+def draws_on(seed: int, positions: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
+    """The draws of engine/sampling.py of all tokens at some positions; shape (positions, size)."""
+    states = [signed((noise_key(seed, position) + GAMMA) & WORD) for position in positions]
+    words = torch.arange(size, device=device) * signed(GAMMA)
+    words = words + torch.tensor(states, device=device)[:, None]
+    words = (words ^ shifted(words, 30)) * signed(FIRST)
+    words = (words ^ shifted(words, 27)) * signed(SECOND)
+    return shifted(words ^ shifted(words, 31), 64 - BITS)
+
+
+def noise_on(draws: torch.Tensor) -> torch.Tensor:
+    """About the noise that draws stand for, in single precision."""
+    low = draws < 2 ** (BITS - 1)
+    # Either number has 24 bits: nothing is rounded away where the logarithm would show it.
+    near = torch.where(low, draws, 2**BITS - 1 - draws).float().add_(0.5).mul_(2.0**-BITS)
+    return -torch.log(-torch.where(low, torch.log(near), torch.log1p(-near)))
+
+
+class DeviceScores(LogitScores):
+    """Scores over `logits`, shape (rows, vocabulary), on a device. `read` copies a whole row."""
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        read: Callable[[int], Floats],
+        positions: Sequence[int],
+        sampling: Sampling,
+    ) -> None:
+        super().__init__(read, positions, sampling)
+        self.logits = logits
+        self.found: NDArray[np.float32] | None = None
+        self.chosen: dict[int, float] = {}
+
+    def selected(self, row: int) -> Choice:
+        if row not in self.choices:
+            choice = self.brought(row)
+            self.choices[row] = super().selected(row) if choice is None else choice
+        return self.choices[row]
+
+    def probability(self, row: int, token: int) -> float:
+        choice = self.selected(row)
+        if row in self.chosen and token == choice.token:
+            return choice.probability(self.chosen[row])
+        return super().probability(row, token)
+
+    @torch.inference_mode()
+    def survey(self) -> NDArray[np.float32]:
+        """What comes of all rows: per row the largest logit, both masses, the lowest sum or logit
+        that came, the logits that came, and their tokens, as the bits of integers."""
+        logits = self.logits.float()
+        top = logits.amax(dim=1, keepdim=True)
+        mass = (logits - top).exp_().sum(dim=1, keepdim=True)
+        warped_mass, rest = mass, top
+        if self.sampling.temperature < COLDEST:
+            places = torch.arange(logits.shape[1], device=logits.device)
+            tokens = torch.where(logits == top, places, logits.shape[1]).amin(dim=1, keepdim=True)
+        else:
+            # By a number on the host, a device multiplies with its inverse, which is not the same.
+            warped = logits / torch.full_like(top, self.sampling.temperature)
+            peak = warped.amax(dim=1, keepdim=True)
+            warped_mass = (warped - peak).exp_().sum(dim=1, keepdim=True)
+            if self.cuts:
+                rest, tokens = logits.topk(KEPT, dim=1)
+            else:
+                rest, tokens = self.sums(warped, peak).topk(NEAR, dim=1)
+            rest, tokens = rest[:, -1:], tokens.sort(dim=1).values
+        parts = [top, mass, warped_mass, rest, logits.gather(1, tokens)]
+        brought: NDArray[np.float32]
+        brought = torch.cat([*parts, tokens.int().view(torch.float32)], dim=1).cpu().numpy()
+        return brought
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the sampler has to know the largest logits."""
+        return self.sampling.top_k > 0 or self.sampling.top_p < 1.0
+
+    def sums(self, warped: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+        """About the sums of warped logit and noise; the largest logit, by which min-p measures,
+        comes first."""
+        positions = sorted(set(self.positions))
+        device = warped.device
+        noise = noise_on(draws_on(self.sampling.seed, positions, warped.shape[1], device))
+        rows = torch.tensor([positions.index(each) for each in self.positions], device=device)
+        sums = warped + noise[rows]
+        if self.sampling.min_p > 0.0:
+            least = peak + log(self.sampling.min_p)
+            least -= SLACK[0] + SLACK[1] * least.abs()
+            sums = torch.where(warped < least, -inf, sums)
+        return sums.scatter_(1, warped.argmax(dim=1, keepdim=True), inf)
+
+    def brought(self, row: int) -> Choice | None:
+        """What comes of one row by what was brought; None where that does not say."""
+        if self.logits.shape[1] <= KEPT or row in self.rows:
+            return None
+        if self.found is None:
+            self.found = self.survey()
+        (top, mass, warped_mass, rest), found = self.found[row, :4], self.found[row, 4:]
+        if not np.isfinite(mass):
+            return None
+        logits, tokens = np.split(found, 2)
+        part = Part(logits, tokens.view(np.int32).astype(np.int64))
+        token: int | None = int(part.tokens[0])
+        if self.sampling.temperature >= COLDEST:
+            if self.cuts:
+                part = part._replace(mass=float(warped_mass), rest=float(rest))
+            token = self.token(part, row, float(rest))
+        if token is None:
+            return None
+        self.chosen[row] = float(logits[np.searchsorted(part.tokens, token)])
+        return Choice(token, float(top), float(mass))
+
+    def token(self, part: Part, row: int, rest: float) -> int | None:
+        """The token chosen from what was brought, None where it may be another."""
+        found = part.select(self.sampling, self.positions[row])
+        if found is None:
+            return None
+        token, score = found
+        wrong = SLACK[0] + SLACK[1] * abs(score)
+        return token if self.cuts or score > rest + 2 * wrong else None
