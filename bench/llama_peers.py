@@ -17,14 +17,14 @@ import llama_cpp
 from llama_cpp import LogitsProcessorList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from bench.peer import LLAMA_LOOKUP, Reply, paced
+from bench.peer import LLAMA_LOOKUP, Reply, chosen_first, paced
 from engine.backends import fast_path
 from engine.backends.base import Backend
 from engine.backends.llamacpp import LlamaCppBackend
 from engine.models.formats import format_of
 from engine.models.gguf import ATTENTION, NUMBERS, context_parameters
 from engine.models.load_llamacpp import probed
-from engine.sampling import COLDEST, Floats, draw, warp
+from engine.sampling import COLDEST, Floats
 from engine.settings import Generation, Runtime, Sampling
 
 NGRAM, DRAFTED = 3, 10
@@ -172,9 +172,7 @@ def keyed(sampling: Sampling, start: int) -> LogitsProcessorList | None:
         return None
     positions = count(start)
 
-    def noised(_: object, logits: Floats) -> Floats:
-        scores = warp(logits, sampling)
-        scores += draw(sampling.seed, next(positions), logits.size)
-        return scores
+    def raised(_: object, logits: Floats) -> Floats:
+        return chosen_first(logits, sampling, next(positions))[1]
 
-    return LogitsProcessorList([noised])
+    return LogitsProcessorList([raised])

@@ -6,6 +6,8 @@ the accepted path is a random one from the root, all sizes in turn, each behind 
 Then the same questions are answered by our loop without drafts and by the library's own `generate`,
 in rotated order. `overhead_ms` is to be at most WANTED_MS for a tree of WANTED_NODES nodes, and
 `plain_ratio`, the speed of our loop over that of the library's, at least WANTED_RATIO.
+
+What a choice takes at larger vocabularies comes first, and needs no model (bench/choices.py).
 """
 
 import argparse
@@ -18,6 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bench.choices import show_choices, time_choices
 from bench.measure import measure
 from bench.options import (
     LLAMA_CPP,
@@ -53,11 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench overhead`."""
     add_run_arguments(parser)
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed of each size")
+    parser.add_argument(
+        "--choices", action="store_true", help="time choices by vocabulary alone, without a model"
+    )
     parser.set_defaults(model="embedded-gguf", repeats=3)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure, print, save."""
+    if options.choices:
+        choices = time_choices()
+        show_choices(choices)
+        print_record({"bench": "overhead", "choices": choices}, options.save)
+        return
     check_run(options)
     if options.steps < 2:
         raise SettingError(f"Time at least two steps, not {options.steps}.")
@@ -81,6 +92,7 @@ def run(options: argparse.Namespace) -> None:
         "bench": "overhead",
         "prompts": len(prompts),
         "steps": options.steps,
+        "choices": time_choices(),
         "trees": {size: figures(found) for size, found in steps.items()},
         "tokens_per_second": {name: speed(own) for name, own in results.items()},
         "plain_ratio": speed(plain) / speed(theirs),
@@ -171,6 +183,8 @@ def figures(steps: Sequence[tuple[float, float]]) -> dict[str, float]:
 def show(record: Record) -> None:
     """Print the tables."""
     print(f"{headline(record)}\n")
+    show_choices(record["choices"])
+    print()
     print(f"{'nodes':>5}{'step ms':>10}{'llama_decode ms':>18}{'overhead ms':>14}{'quartile':>10}")
     for nodes, f in record["trees"].items():
         print(

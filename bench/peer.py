@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.settings import Generation
+import numpy as np
+
+from engine.sampling import Floats, choose
+from engine.settings import Generation, Sampling
 
 GENERATE, PROMPT_LOOKUP, ASSISTED = "generate", "prompt-lookup", "assisted"
 LLAMA, LLAMA_LOOKUP = "llama-cpp-python", "llama-lookup-python"
@@ -37,6 +40,18 @@ class Peer(Protocol):
 
     def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
         """Answer a prompt from an empty cache."""
+
+
+def chosen_first(logits: Floats, sampling: Sampling, position: int) -> tuple[int, Floats]:
+    """The token that our sampler chooses above temperature 0, and scores that are highest for it.
+
+    The others keep their logits, divided by the temperature: who asks how sure the choice is gets
+    nearly the model's own answer.
+    """
+    token = choose(logits, sampling, position)
+    scores = logits / np.float32(sampling.temperature)
+    scores[token] = np.nextafter(scores.max(), np.float32(np.inf))
+    return token, scores
 
 
 def paced(seconds: float, behind: float, tokens: int, first: int = 1) -> float:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from bench.peer import ASSISTED, PROMPT_LOOKUP, Reply, paced
+from bench.peer import ASSISTED, PROMPT_LOOKUP, Reply, chosen_first, paced
 from engine.backends.base import Backend
 from engine.backends.folded_attention import unfold, unfolded
 from engine.backends.transformers import TransformersBackend
 from engine.errors import SettingError
 from engine.models.load_transformers import load_transformers
-from engine.sampling import COLDEST, draw, warp
+from engine.sampling import COLDEST
 from engine.settings import Generation, Sampling
 
 
@@ -109,10 +109,8 @@ class Keyed(LogitsProcessor):
         if before in self.chosen and self.chosen[before] != int(input_ids[0, before]):
             self.chosen[position] = None
             return scores
-        noised = warp(row, self.sampling)
-        noised += draw(self.sampling.seed, position, row.size)
-        self.chosen[position] = int(noised.argmax())
-        return torch.from_numpy(noised)[None].to(scores.device)
+        self.chosen[position], raised = chosen_first(row, self.sampling, position)
+        return torch.from_numpy(raised)[None].to(scores.device)
 
 
 class Arrivals:

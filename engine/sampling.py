@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.native import core
+from engine import native
 from engine.settings import Sampling
 
 Floats = NDArray[np.float32]
@@ -164,8 +164,10 @@ class Choice(NamedTuple):
 
 def select(logits: Floats, sampling: Sampling, position: int) -> Choice:
     """The choice for one absolute position. `logits` has shape (vocabulary,), float32."""
-    if core is not None:
-        place, top, mass, _ = core.choose(logits, *compiled(sampling), sampling.seed, position)
+    if native.core is not None:
+        place, top, mass, _ = native.core.choose(
+            logits, *compiled(sampling), sampling.seed, position
+        )
         if place >= 0:
             return Choice(place, top, mass)
     highest = logits.max()
@@ -230,7 +232,7 @@ def strongest(
 class Part(NamedTuple):
     """What is known of a row on a device: some logits, with their tokens in rising order.
 
-    No other logit of the row is above `rest`, unless it is known that none of them can be chosen.
+    No other logit of the row is above `rest`; -inf where none of the others can be chosen.
     `mass` is that of the whole row, the sum of e^((logit - largest) / temperature), or 0.
     """
 
@@ -242,10 +244,12 @@ class Part(NamedTuple):
     def select(self, sampling: Sampling, position: int) -> tuple[int, float] | None:
         """The choice from the row and its sum of warped logit and noise, above temperature 0; None
         where what is not known may matter."""
-        if core is None:
+        if native.core is None:
             return self.reference(sampling, position)
         own = *compiled(sampling), sampling.seed, position
-        place, _, _, score = core.choose(self.logits, *own, self.tokens, self.mass, self.rest)
+        place, _, _, score = native.core.choose(
+            self.logits, *own, self.tokens, self.mass, self.rest
+        )
         return (int(self.tokens[place]), score) if place >= 0 else None
 
     def reference(self, sampling: Sampling, position: int) -> tuple[int, float] | None:
@@ -253,10 +257,9 @@ class Part(NamedTuple):
         temperature = np.float32(sampling.temperature)
         warped, rest = self.logits / temperature, np.float32(self.rest) / temperature
         counted = 0 < sampling.top_k < warped.size
+        if counted and sampling.top_p < 1.0 and kth_largest(warped, sampling.top_k) <= rest:
+            return None
         floor, sure = floors(warped, sampling, None if counted else self.mass or None)
-        if counted and sampling.top_p < 1.0 and rest > -np.inf:
-            if kth_largest(warped, sampling.top_k) <= rest:
-                return None
         place, score = strongest(warped, floor, sampling.seed, position, self.tokens)
         if warped[place] < sure or (floor <= rest and score <= rest + LARGEST):
             return None
