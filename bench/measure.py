@@ -88,7 +88,7 @@ def measure(
     on correcting; `family` holds the draft models of those that have some. What the first repeat
     learned about its tiers is kept for the next prompts.
     """
-    costs = {name: CostCurve(curve.points) if curve else None for name in methods}
+    costs = {name: curve.fresh() if curve else None for name in methods}
     results: dict[str, list[Result]] = {name: [] for name in methods}
     hello = Chat(backend).prompt([Message("user", "Say hello.")], known=())
     short = Generation(generation.sampling, max_tokens=8)

@@ -100,6 +100,7 @@ class DecodeLoop:
         self.filled = self.backend.prefill(self.tokens, self.answer.cancelled)
         read = perf_counter()
         length, reused = len(self.tokens), self.filled.reused
+        self.controller.reach(length)
         if self.filled.complete:
             self.pending.read(length - reused)
         return Prefill(length, reused, perf_counter() - clock, read - clock)
@@ -121,6 +122,7 @@ class DecodeLoop:
         # What broke off decides nothing, whatever `cancelled` may say by now.
         if not self.filled.complete or (not self.index and answer.cancelled()):
             return Step(self.index, (), finish="cancelled")
+        controller.reach(len(tokens))
         budget, asked = controller.plan(depth_of(backend, len(tokens), answer.limit))
         if controller.learns(budget):
             self.pending.learn()

@@ -65,6 +65,8 @@ class Costs(NamedTuple):
     node: float
     other: float
     measured: float
+    token: float = 0.0
+    row: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ class Loaded:
     def know(self, costs: Costs) -> bool:
         """Take a curve that was stored; False when it cannot be used."""
         try:
-            self.curve = CostCurve(costs.points, costs.node, costs.other)
+            self.curve = CostCurve(*costs[:3], costs.token, costs.row)
         except ValueError:
             return False
         self.measured = costs.measured
@@ -121,7 +123,8 @@ class Loaded:
         """The curve as it is now, which has to be known."""
         curve = self.curve
         assert curve is not None
-        return Costs(curve.points, curve.node, curve.other, self.measured)
+        growth = curve.growth
+        return Costs(curve.points, curve.node, curve.other, self.measured, growth.token, growth.row)
 
     def curve_of(self, method: Method) -> CostCurve | None:
         """The curve for a method whose budget depends on it.

@@ -14,13 +14,16 @@ from storage.database import Database
 class StoredCosts(NamedTuple):
     """`points` maps drafted nodes to seconds of a forward, `node` and `other` are seconds too.
 
-    `measured` says when, in seconds since 1970; later corrections do not change it.
+    `measured` says when, in seconds since 1970; later corrections do not change it. Each token in
+    the cache adds `token` seconds to a forward, and `row` more for every node; zeros are not known.
     """
 
     points: dict[int, float]
     node: float
     other: float
     measured: float
+    token: float = 0.0
+    row: float = 0.0
 
 
 class CostStore:
@@ -40,8 +43,8 @@ class CostStore:
     def load(self) -> StoredCosts | None:
         """The curve; None when there is none that can be used."""
         rows = self._db.execute_read(
-            "SELECT points, node, other, measured FROM costs WHERE fingerprint = ? AND kind = ? "
-            "AND device = ? AND dtype = ? AND threads = ?",
+            "SELECT points, node, other, measured, token, row FROM costs WHERE fingerprint = ? "
+            "AND kind = ? AND device = ? AND dtype = ? AND threads = ?",
             self._key,
         )
         if not rows:
@@ -49,22 +52,32 @@ class CostStore:
         text, *numbers = rows[0]
         try:
             points = {int(nodes): float(value) for nodes, value in json.loads(text).items()}
-            node, other, measured = map(float, numbers)
+            node, other, measured, token, row = map(float, numbers)
         except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
             return None
         believable = (
             all(0 <= nodes <= self.MOST_NODES for nodes in points)
             and all(self.SHORTEST <= value <= self.LONGEST for value in points.values())
-            and all(0 <= value <= self.LONGEST for value in (node, other))
+            and all(0 <= value <= self.LONGEST for value in (node, other, token, row))
             and 0 <= measured < self.END_OF_TIME
         )
-        return StoredCosts(points, node, other, measured) if believable else None
+        stored = StoredCosts(points, node, other, measured, token, row)
+        return stored if believable else None
 
-    def save(self, points: Mapping[int, float], node: float, other: float, measured: float) -> None:
+    def save(
+        self,
+        points: Mapping[int, float],
+        node: float,
+        other: float,
+        measured: float,
+        token: float = 0.0,
+        row: float = 0.0,
+    ) -> None:
         """Keep the curve in place of what was kept."""
         with self._db.write() as handle:
             handle.execute(
                 "INSERT OR REPLACE INTO costs (fingerprint, kind, device, dtype, threads, "
-                "points, node, other, measured) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*self._key, json.dumps(dict(points)), node, other, measured),
+                "points, node, other, measured, token, row) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*self._key, json.dumps(dict(points)), node, other, measured, token, row),
             )

@@ -218,6 +218,13 @@ UPDATE messages SET pieces = NULL WHERE run IS NOT NULL AND (
 );
 """,
     ),
+    (
+        "0010-costs-of-cached-tokens",
+        """
+ALTER TABLE costs ADD COLUMN token REAL NOT NULL DEFAULT 0;
+ALTER TABLE costs ADD COLUMN row REAL NOT NULL DEFAULT 0;
+""",
+    ),
 )
 
 

@@ -39,7 +39,7 @@ class Costs:
     def curve(self) -> CostCurve | None:
         """The same as a curve."""
         record = self.record
-        return record and CostCurve(record.points, record.node, record.other)
+        return record and CostCurve(*record[:3], record.token, record.row)
 
     @property
     def measured(self) -> float:
@@ -53,12 +53,12 @@ class Costs:
     def recall(self, info: BackendInfo) -> CostRecord | None:
         """The stored curve of a model; None when there is none that can be used."""
         stored = self.store(info).load()
-        return stored and CostRecord(stored.points, stored.node, stored.other, stored.measured)
+        return stored and CostRecord(*stored)
 
     def save(self, info: BackendInfo, costs: CostRecord) -> None:
         """Store a curve that the engine measured or corrected."""
         self.known = info, costs
-        self.store(info).save(costs.points, costs.node, costs.other, costs.measured)
+        self.store(info).save(*costs)
 
     def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Have it measured, in about two seconds, once nobody uses the model. Raises ModelError

@@ -277,6 +277,23 @@ class TransformersBackend:
             self.cache.length += len(chunk)
         self.dirty = False
 
+    @torch.inference_mode()
+    def stretch(self, tokens: Sequence[int]) -> None:
+        """Let the cache say that it holds these tokens, to time what follows: its rows are zeros.
+
+        It has to have held some. A cache that is not ours reads them.
+        """
+        if not self.info.can_tree:
+            self.prefill([*tokens, 0], lambda: False)
+            return
+        self.keep(0)
+        self.cached, self.regime = list(tokens), self.rotary.regime(self.offset + len(tokens) + 1)
+        for layer in self.cache.tree_layers:
+            layer.grow(len(tokens) + TREE_ROWS)
+            layer.keys.zero_()
+            layer.values.zero_()
+        self.cache.length = len(tokens)
+
     def keep(self, length: int) -> None:
         """Shorten the cache to so many decided tokens, or empty it where it cannot roll back."""
         if not self.info.can_tree and (self.dirty or length < len(self.cached)):

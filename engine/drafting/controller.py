@@ -63,6 +63,11 @@ class DraftController:
         self.asked: set[str] = set()
         self.paused = self.was_paused = False
 
+    def reach(self, length: int) -> None:
+        """The text has so many tokens now: what a step costs depends on that."""
+        if self.costs is not None:
+            self.costs.reach(length)
+
     def plan(self, depth: int) -> tuple[Budget, Sequence[Drafter]]:
         """The budget of the next step, whose tree may be `depth` levels deep, and who may use it.
 

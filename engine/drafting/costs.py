@@ -1,8 +1,11 @@
-"""c(n): what a target forward over n drafted nodes costs on this machine.
+"""c(n, length): what a target forward over n drafted nodes costs on this machine, behind a text.
 
 Measured once per (model, backend, device, dtype, threads), stored, and corrected by every step
 that is decoded. All that drafting decides from it are ratios, so a machine that is busy with
 something else slows every size alike and changes little.
+
+The sizes are measured behind a short text. Each further cached token adds a little to any forward,
+and a little more for every node: two numbers serve all lengths.
 """
 
 from bisect import bisect_left
@@ -13,6 +16,7 @@ from itertools import count
 from math import inf
 from statistics import median
 from time import perf_counter
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,7 +28,15 @@ from engine.types import DATABASES, STACK
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Nodes per measured forward. The steps are small where kernels change their way of working."""
 CACHED = 256
-"""Tokens in the cache while measuring."""
+"""Tokens in the cache while measuring. Shorter texts count as this long."""
+LONG, LONG_SIZE = 4096, 15
+"""Tokens in the cache while what they cost is measured, and nodes at most."""
+LEAST = 4 * CACHED
+"""Fewer would tell less of it than the machine's hiccups do."""
+READING = 0.5
+"""Seconds that reading so long a text may take, where it has to be read."""
+MOST_BYTES = 1 << 29
+"""What it may take in memory."""
 SECONDS = 2.0
 COMMON_GAIN = 0.15
 """How far an observation moves the estimates of all sizes: what slows one down has most likely
@@ -36,6 +48,12 @@ DRIFT = 4e-4
 an observation. A size that is seen in each step is so moved by DRIFT ** 0.5 of what surprises."""
 INITIAL_VARIANCE = 0.1
 """The same for a size as measured: with little in the cache, and without drafting in between."""
+UNKNOWN_VARIANCE = 100.0
+"""The same for what cached tokens cost, where nobody has measured that."""
+FAR, WIDE = 8192, 8
+"""Cached tokens, and nodes, at which variances of what these cost are told."""
+LENGTHENED = 0.05
+"""The share by which a text grows until its steps are tabulated again."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)
@@ -82,21 +100,74 @@ class Gate:
     learn_and_calibrate_seconds: float = LEARN_SECONDS
 
 
+class Growth:
+    """What cached tokens add to a forward: each `token` seconds, and `row` more for every node.
+
+    Learned from steps by a Kalman filter of these two, relative to a plain forward: steps of
+    several sizes tell them apart. Zeros are not known.
+    """
+
+    def __init__(self, token: float = 0.0, row: float = 0.0) -> None:
+        if not (0 <= token < inf and 0 <= row < inf):
+            raise ValueError(f"cached tokens cannot take {token} and {row} seconds")
+        self.token, self.row = token, row
+        known = INITIAL_VARIANCE if token or row else UNKNOWN_VARIANCE
+        self.variances = known / FAR**2, 0.0, known / (FAR * WIDE) ** 2
+        """Of the two numbers, and between them their covariance."""
+
+    def seconds(self, tokens: int, nodes: int) -> float:
+        """What so many tokens add to a forward over `nodes` nodes."""
+        return tokens * (self.token + self.row * nodes)
+
+    def scale(self, factor: float) -> None:
+        """Everything takes so many times as long."""
+        self.token, self.row = factor * self.token, factor * self.row
+
+    def observe(self, tokens: int, nodes: int, plain: float, expected: float, off: float) -> None:
+        """A forward took a share of `off` more than expected; `plain` seconds are the unit."""
+        of_token = tokens * plain / expected
+        of_row = of_token * nodes
+        token, both, row = self.variances
+        from_token, from_row = token * of_token + both * of_row, both * of_token + row * of_row
+        all_of_it = of_token * from_token + of_row * from_row + 1
+        gain, gain_of_row = from_token / all_of_it, from_row / all_of_it
+        self.token = max(0.0, self.token + plain * gain * off)
+        self.row = max(0.0, self.row + plain * gain_of_row * off)
+        drift = DRIFT * min(1.0, tokens / FAR)
+        self.variances = (
+            token - gain * from_token + drift / FAR**2,
+            both - gain * from_row,
+            row - gain_of_row * from_row + drift / (FAR * WIDE) ** 2,
+        )
+
+
 class CostCurve:
     """Seconds per forward, and per drafted node, as estimated now.
 
-    `points` maps numbers of nodes to seconds of a forward. A size between two of them counts as the
+    `points` maps numbers of nodes to seconds of a forward behind CACHED tokens; `token` and `row`
+    are what further ones add, see Growth. Times are those of a text of the length that was told
+    last: see `reach`. A size between two of them counts as the
     larger one: kernels work in blocks of rows, and odd numbers of rows can cost more than the next
     round one. Beyond the last one the curve goes on as it rose before.
     """
 
-    def __init__(self, points: Mapping[int, float], node: float = 0.0, other: float = 0.0) -> None:
+    def __init__(
+        self,
+        points: Mapping[int, float],
+        node: float = 0.0,
+        other: float = 0.0,
+        token: float = 0.0,
+        row: float = 0.0,
+    ) -> None:
         usable = all(0 < seconds < inf for seconds in points.values())
         if len(points) < 2 or min(points) != 0 or not usable:
             raise ValueError(f"a cost curve needs positive times for 0 and more nodes: {points}")
         self.sizes = sorted(points)
         self.values = [points[size] for size in self.sizes]
         self.node, self.other = node, other
+        self.growth = Growth(token, row)
+        self.beyond = self.tabulated = 0
+        """Cached tokens beyond CACHED: now, and those of the table."""
         self.variances = [INITIAL_VARIANCE] * len(self.sizes)
         self.since_refresh = 0
         self.gate = Gate()
@@ -111,11 +182,25 @@ class CostCurve:
 
     @property
     def points(self) -> dict[int, float]:
-        """The seconds of a forward at the measured sizes, corrected by what was observed."""
+        """The seconds of a forward at the measured sizes behind CACHED tokens, corrected by what
+        was observed."""
         return dict(zip(self.sizes, self.values, strict=True))
 
+    def reach(self, length: int) -> None:
+        """From now on times are those behind so many cached tokens.
+
+        The table is not made anew for a few more of them.
+        """
+        self.beyond = max(0, length - CACHED)
+        if abs(self.beyond - self.tabulated) > LENGTHENED * (CACHED + self.tabulated):
+            self.refresh()
+
     def seconds(self, nodes: int) -> float:
-        """c(n): the seconds of a forward over `nodes` nodes and the root."""
+        """c(n, length): the seconds of a forward over `nodes` nodes and the root."""
+        return self.short(nodes) + self.growth.seconds(self.beyond, nodes)
+
+    def short(self, nodes: int) -> float:
+        """The same behind CACHED tokens."""
         at = bisect_left(self.sizes, nodes)
         if at < len(self.sizes):
             return self.values[at]
@@ -128,6 +213,7 @@ class CostCurve:
         `slopes[n]` is the smallest relative cost per further node over all larger trees: a jump
         of the curve just ahead must not hide that a few nodes more are free.
         """
+        self.tabulated = self.beyond
         self.table = [
             self.seconds(nodes) + self.other + nodes * self.node for nodes in range(LARGEST + 1)
         ]
@@ -147,7 +233,11 @@ class CostCurve:
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""
         at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
-        ratio = min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
+        if self.beyond:
+            # What is left to explain then is that of the sizes.
+            off = self.surprise(nodes, verify) - 1
+            self.growth.observe(self.beyond, nodes, self.short(0), self.seconds(nodes), off)
+        ratio = self.surprise(nodes, verify)
         common = ratio**COMMON_GAIN
         # The rarer a size is observed, the more each observation says: the gain of a Kalman filter.
         own = self.variances[at] / (self.variances[at] + 1)
@@ -155,6 +245,7 @@ class CostCurve:
         self.variances = [variance + DRIFT for variance in self.variances]
         self.values = [value * common for value in self.values]
         self.values[at] *= ratio**own
+        self.growth.scale(common)
         # The first look-up is paid whether or not anything is drafted.
         self.node += GAIN * (draft / (nodes + 1) - self.node)
         self.other += GAIN * (draft / (nodes + 1) + other - self.other)
@@ -163,9 +254,25 @@ class CostCurve:
             self.since_refresh = 0
             self.refresh()
 
+    def surprise(self, nodes: int, verify: float) -> float:
+        """How many times as long as expected a forward took, hiccups cut."""
+        return min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
+
+    def fresh(self) -> "CostCurve":
+        """What forwards cost, without what was learned of drafting."""
+        return CostCurve(self.points, token=self.growth.token, row=self.growth.row)
+
     def copy(self) -> "CostCurve":
         """All that is known, apart: what the copy goes on to learn changes nothing here."""
         return deepcopy(self)
+
+
+@runtime_checkable
+class Stretchable(Protocol):
+    """A backend that can be timed behind a long text without reading one."""
+
+    def stretch(self, tokens: Sequence[int]) -> None:
+        """Let the cache say that it holds these tokens; what it holds is zeros."""
 
 
 def measure_costs(
@@ -184,6 +291,8 @@ def measure_costs(
     vocabulary = backend.info.vocabulary_size
     prompt = [(7 + 13 * at) % vocabulary for at in range(length)]
     start = perf_counter()
+    backend.prefill(prompt, lambda: False)
+    reading = (perf_counter() - start) / length
     forward_seconds(backend, prompt, 0)
     slow = forward_seconds(backend, prompt, 0) > SLOW
     times: dict[int, list[float]] = {
@@ -202,7 +311,35 @@ def measure_costs(
             )
         if slow or (round_ + 1 >= FEWEST and perf_counter() - start >= seconds):
             break
-    return CostCurve({size: median(found) for size, found in times.items()})
+    points = {size: median(found) for size, found in times.items()}
+    return CostCurve(points, 0.0, 0.0, *measure_growth(backend, points, reading, slow))
+
+
+def measure_growth(
+    backend: Backend, points: Mapping[int, float], reading: float, slow: bool
+) -> tuple[float, float]:
+    """What each cached token adds to a forward, and to each of its nodes; zeros where measuring
+    that would take long. `reading` is how many seconds the model needs to read a token."""
+    nodes = max(size for size in points if size <= LONG_SIZE)
+    length = min(LONG, backend.info.context_length - nodes)
+    if isinstance(backend, Stretchable):
+        length = min(length, CACHED * MOST_BYTES // max(backend.bytes, 1))
+    elif reading > 0:
+        length = min(length, int(READING / reading))
+    if length < LEAST or not nodes:
+        return 0.0, 0.0
+    prompt = [0] * length
+    if isinstance(backend, Stretchable):
+        backend.stretch(prompt[:-1])
+    added = {}
+    for size in (0, nodes):
+        if not slow:
+            forward_seconds(backend, prompt, size)
+        found = [forward_seconds(backend, prompt, size) for _ in range(1 if slow else FEWEST)]
+        added[size] = (median(found) - points[size]) / (length - CACHED)
+    backend.close()
+    token = max(added[0], 0.0)
+    return token, max(added[nodes] - token, 0.0) / nodes
 
 
 def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> float:

@@ -301,7 +301,7 @@ class Profiler:
             self.check()
             if len(prompt) >= backend.info.context_length:
                 continue
-            costs = CostCurve(self.curves[name].points)
+            costs = self.curves[name].fresh()
             events = decode(
                 backend, prompt, self.databases(), generation, Drafting(), self.cancelled, costs
             )

@@ -87,6 +87,19 @@ def test_costs_are_measured_once_and_loaded_from_then_on(db: Database, measured:
     assert used is not None and used.points == kept.points and stored(db) == kept
 
 
+def test_what_cached_tokens_cost_is_kept_with_the_curve(session: Session, db: Database) -> None:
+    with db.write() as handle:
+        handle.execute("UPDATE costs SET token = 1e-7, row = 2e-8")
+    later = load(db, ToyBackend())
+    assert later.costs.curve is not None
+    for curve in (later.costs.curve, local(later).loaded.curve):
+        assert curve is not None and (curve.growth.token, curve.growth.row) == (1e-7, 2e-8)
+    used = local(later).loaded.curve
+    assert ask(later) and used is not None
+    kept = stored(db)
+    assert kept is not None and (kept.token, kept.row) == (used.growth.token, used.growth.row)
+
+
 @pytest.mark.parametrize(
     "points", ["rubbish", '{"0": 1}', '{"1": 1, "2": 2}', "{}", '{"0": 1, "9999": 2}']
 )

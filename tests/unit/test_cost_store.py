@@ -1,13 +1,16 @@
 """The cost curves' store: a curve comes back, each way of running has its own, damage is none."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlite_utils
 
 from engine.drafting.costs import LARGEST
 from storage.costs import CostStore, StoredCosts
 from storage.database import Database
+from storage.migrations import MIGRATIONS
 
 POINTS = {0: 0.004, 7: 0.1 + 0.2, 63: 1e-6}
 
@@ -22,9 +25,29 @@ def test_a_curve_comes_back_equal_after_a_restart(tmp_path: Path) -> None:
     with Database(tmp_path / "strata.db") as db:
         assert store_in(db).load() is None
         store_in(db).save(POINTS, 1e-5, 0.0, 1234.5)
-        store_in(db).save(POINTS, 2e-5, 0.5, 1234.5)
+        store_in(db).save(POINTS, 2e-5, 0.5, 1234.5, 3e-6, 4e-7)
     with Database(tmp_path / "strata.db") as db:
-        assert store_in(db).load() == StoredCosts(POINTS, 2e-5, 0.5, 1234.5)
+        assert store_in(db).load() == StoredCosts(POINTS, 2e-5, 0.5, 1234.5, 3e-6, 4e-7)
+
+
+def test_a_curve_of_before_cached_tokens_were_counted_is_read(tmp_path: Path) -> None:
+    """What these cost is not known then: zeros, from which it is learned."""
+    older = [entry for entry in MIGRATIONS if not entry[0].endswith("costs-of-cached-tokens")]
+    assert len(older) == len(MIGRATIONS) - 1
+    handle = sqlite_utils.Database(tmp_path / "strata.db")
+    handle.execute("CREATE TABLE migrations (name TEXT PRIMARY KEY)")
+    for entry, script in older:
+        handle.executescript(script)
+        handle.execute("INSERT INTO migrations (name) VALUES (?)", [entry])
+    handle.execute("INSERT INTO fingerprints (id, name) VALUES (1, 'f')")
+    handle.execute(
+        "INSERT INTO costs VALUES (1, 'transformers', 'cpu', 'float32', 2, ?, 1e-5, 0.5, 7.0)",
+        [json.dumps(POINTS)],
+    )
+    handle.conn.commit()
+    handle.close()
+    with Database(tmp_path / "strata.db") as db:
+        assert store_in(db).load() == StoredCosts(POINTS, 1e-5, 0.5, 7.0, 0.0, 0.0)
 
 
 def test_every_way_of_running_a_model_has_a_curve_of_its_own(db: Database) -> None:
@@ -63,6 +86,9 @@ def test_every_way_of_running_a_model_has_a_curve_of_its_own(db: Database) -> No
         {"node": float("inf")},
         {"other": b""},
         {"other": 1e300},
+        {"token": -1e-9},
+        {"token": "much"},
+        {"row": float("inf")},
         {"measured": 1e300},
         {"measured": -1},
     ],

@@ -1,7 +1,7 @@
 """The cost curve: what was measured, what lies between, and what observation makes of it."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import inf, nan
 from statistics import mean
@@ -11,10 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.backends.base import Filled
 from engine.backends.toy import ToyBackend
+from engine.drafting.budget import Budget
 from engine.drafting.controller import PLAIN
-from engine.drafting.costs import LARGEST, REFRESH, SIZES, SURPRISE, CostCurve, measure_costs
-from engine.settings import Generation, Sampling
+from engine.drafting.costs import (
+    CACHED,
+    LARGEST,
+    REFRESH,
+    SIZES,
+    SURPRISE,
+    CostCurve,
+    measure_costs,
+)
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree
 from tests.support.lossless import assert_lossless, events_of
 
 TIMES = st.floats(0.01, 10.0)
@@ -227,3 +238,161 @@ def test_a_plain_step_now_and_then_keeps_its_ratio_to_the_others_true(factor: fl
     truth = {**TRUTH, 0: factor * TRUTH[0]}
     assert ratio_off(PLAIN + 1, truth, busy=False) < 0.03
     assert ratio_off(PLAIN + 1, truth, busy=True) < 0.05
+
+
+# What cached tokens cost.
+
+TOKEN, ROW = 4e-5, 1.2e-5
+"""Of a model whose plain forward takes a second behind CACHED tokens."""
+
+
+def behind(nodes: int, length: int, token: float = TOKEN, row: float = ROW) -> float:
+    """What TRUTH costs behind a text."""
+    return TRUTH[nodes] + (length - CACHED) * (token + row * nodes)
+
+
+@pytest.mark.parametrize("length", [0, CACHED, 2000, 8000])
+def test_the_times_are_those_behind_a_text(length: int) -> None:
+    curve = CostCurve(TRUTH, 0.01, 0.2, TOKEN, ROW)
+    curve.reach(length)
+    for nodes in TRUTH:
+        seconds = behind(nodes, max(length, CACHED))
+        assert curve.seconds(nodes) == pytest.approx(seconds)
+        assert curve.table[nodes] == pytest.approx(seconds + 0.2 + 0.01 * nodes)
+    assert curve.points == TRUTH, "what is stored is behind the same text for all"
+    curve.reach(0)
+    assert curve.table[7] == pytest.approx(TRUTH[7] + 0.2 + 0.07)
+
+
+def test_the_table_is_made_anew_now_and_then_while_a_text_grows() -> None:
+    class Counting(CostCurve):
+        made = 0
+
+        def refresh(self) -> None:
+            self.made += 1
+            super().refresh()
+
+    curve = Counting(TRUTH, token=TOKEN, row=ROW)
+    for length in range(8000, 9000):
+        curve.reach(length)
+        assert curve.table[7] == pytest.approx(curve.seconds(7), rel=0.05)
+    assert 2 <= curve.made <= 5
+
+
+def test_a_long_text_makes_nodes_dearer_and_the_budget_smaller() -> None:
+    near, far = CostCurve(TRUTH, 0, 0, 0, 1e-4), CostCurve(TRUTH, 0, 0, 0, 1e-4)
+    far.reach(8000)
+    chances = [0.9 * 0.8**at for at in range(LARGEST)]
+
+    def nodes(curve: CostCurve) -> int:
+        budget = Budget(Drafting(), 200, 1000, curve)
+        for size, chance in enumerate(chances):
+            if not budget.pays(size, chance):
+                break
+            budget.added(size + 1, chance)
+        return budget.best
+
+    assert 0 < nodes(far) < nodes(near)
+
+
+LONG_TEXTS = 6000, 8000
+
+
+def learned_far(
+    curve: CostCurve, lengths: Sequence[int] = LONG_TEXTS, load: float = 1.0
+) -> CostCurve:
+    """After answers behind texts of some lengths."""
+    draw = random.Random(5)
+    for length in lengths:
+        curve.reach(length)
+        for _ in range(400):
+            nodes = draw.choice([0, 3, 7, 7, 15])
+            curve.observe(nodes, load * behind(nodes, length) * draw.uniform(0.9, 1.1), 0.0, 0.0)
+    return curve
+
+
+@pytest.mark.parametrize(("lengths", "load"), [(LONG_TEXTS, 1.0), ((CACHED, *LONG_TEXTS), 2.0)])
+def test_an_old_curve_learns_what_cached_tokens_cost(lengths: tuple[int, ...], load: float) -> None:
+    """Within 10 %, also behind texts that it has not seen, and while the machine is busy."""
+    curve = learned_far(CostCurve(TRUTH), lengths, load)
+    for length in (CACHED, 2000, 8000):
+        curve.reach(length)
+        for nodes in (0, 3, 7, 15):
+            assert curve.seconds(nodes) == pytest.approx(load * behind(nodes, length), rel=0.1)
+
+
+def test_what_was_measured_of_cached_tokens_stays_true() -> None:
+    curve = learned_far(CostCurve(TRUTH, token=TOKEN, row=ROW))
+    assert curve.growth.token == pytest.approx(TOKEN, rel=0.15)
+    assert curve.growth.row == pytest.approx(ROW, rel=0.15)
+    assert {n: curve.points[n] for n in (0, 7)} == pytest.approx(
+        {n: TRUTH[n] for n in (0, 7)}, rel=0.05
+    )
+
+
+def test_steps_behind_short_texts_teach_nothing_of_cached_tokens() -> None:
+    curve = CostCurve(TRUTH, token=TOKEN, row=ROW)
+    variances = curve.growth.variances
+    for _ in range(300):
+        curve.observe(7, TRUTH[7] * 1.0, 0.0, 0.0)
+    assert (curve.growth.token, curve.growth.row) == pytest.approx((TOKEN, ROW))
+    assert curve.growth.variances == variances
+
+
+@pytest.mark.parametrize("numbers", [(-1e-9, 0.0), (0.0, -1e-9), (nan, 0.0), (0.0, inf)])
+def test_cached_tokens_that_cost_no_time_that_is_are_refused(numbers: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="cached tokens cannot take"):
+        CostCurve(TRUTH, 0.0, 0.0, *numbers)
+
+
+class Clocked(ToyBackend):
+    """A toy whose forwards take what `behind` says, on a clock of their own."""
+
+    def __init__(self, reading: float = 1e-5, token: float = TOKEN, row: float = ROW) -> None:
+        super().__init__(9000)
+        self.reading, self.token, self.row, self.now = reading, token, row, 0.0
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        filled = super().prefill(tokens, cancelled)
+        self.now += self.reading * (len(tokens) - filled.reused)
+        return filled
+
+    def score(self, tree: Tree, sampling: Sampling) -> Any:
+        nodes, length = len(tree), len(self.cache) + 1
+        self.now += 0.01 * behind(nodes, length, self.token, self.row)
+        return super().score(tree, sampling)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_what_cached_tokens_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 10 % at 256, 2,000 and 8,000 tokens; a tenth of the time goes into it at most."""
+    backend = Clocked()
+    monkeypatch.setattr("engine.drafting.costs.perf_counter", backend.clock)
+    curve = measure_costs(backend, tuple(TRUTH))
+    for length in (CACHED, 2000, 8000):
+        curve.reach(length)
+        for nodes in TRUTH:
+            assert curve.seconds(nodes) == pytest.approx(0.01 * behind(nodes, length), rel=0.1)
+    assert backend.now < 2.5 and len(backend.cache) == 0
+
+
+def test_a_text_that_takes_long_to_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Clocked(reading=1e-3)
+    monkeypatch.setattr("engine.drafting.costs.perf_counter", backend.clock)
+    curve = measure_costs(backend, (0, 3))
+    assert (curve.growth.token, curve.growth.row) == (0.0, 0.0)
+    assert len(backend.cache) <= CACHED
+
+
+def test_a_backend_that_stretches_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stretching(Clocked):
+        def stretch(self, tokens: Sequence[int]) -> None:
+            self.cache = list(tokens)
+
+    backend = Stretching(reading=1e-3)
+    monkeypatch.setattr("engine.drafting.costs.perf_counter", backend.clock)
+    curve = measure_costs(backend, (0, 3))
+    assert curve.growth.token == pytest.approx(0.01 * TOKEN)
+    assert curve.growth.row == pytest.approx(0.01 * ROW)

@@ -208,6 +208,20 @@ def test_costs_are_told_the_nodes_and_the_time_of_every_step() -> None:
         assert draft + other == pytest.approx(step.seconds - verify)
 
 
+def test_costs_are_told_how_long_the_text_is_before_every_step() -> None:
+    told: list[int] = []
+
+    class Noting(CostCurve):
+        def reach(self, length: int) -> None:
+            told.append(length)
+
+    _, steps = run(oracle(3), costs=Noting({0: 1.0, 9: 2.0}))
+    lengths = [len(PROMPT)]
+    for step in steps[:-1]:
+        lengths.append(lengths[-1] + len(step.tokens))
+    assert told == [len(PROMPT), *lengths], "first where the prompt is read"
+
+
 def test_a_fixed_budget_learns_of_costs_and_does_not_heed_them() -> None:
     dear = CostCurve({0: 1e-9, 1: 1e9})
     drafter = oracle(3)
