@@ -2,7 +2,7 @@
 #include "module.hpp"
 
 // Raised whenever engine/native.py has to ask in another way.
-constexpr int INTERFACE = 1;
+constexpr int INTERFACE = 2;
 
 NB_MODULE(strata_native, module) {
     module.attr("INTERFACE") = INTERFACE;

@@ -257,6 +257,32 @@ def test_the_distribution_is_the_law_that_is_sampled_from(
         assert (law == distribution(scores.row(row), sampling)).all()
 
 
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(0.7, seed=3), Sampling(1.0, 40, 0.9, 0.02, 4)]
+)
+def test_logits_that_stay_on_a_device_give_the_same_answer(
+    embedded: Any, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the device is the host; what is copied of the logits is little all the same."""
+    from engine.backends.device_scores import DeviceScores
+
+    wanted, prompt, rows = Generation(sampling, max_tokens=40), prompt_of(30), list[int]()
+    host = fresh(embedded)
+    assert not host.on_device
+    plain = events_of(host, prompt, wanted)
+    device = fresh(embedded)
+    device.on_device = True
+    real = DeviceScores.row
+    monkeypatch.setattr(
+        DeviceScores, "row", lambda scores, row: (rows.append(row), real(scores, row))[1]
+    )
+    truth = [*prompt, *(token.id for token in tokens_of(plain))]
+    drafter = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 5]), (7, 8)])
+    for drafters in ([], [drafter]):
+        assert_lossless(plain, events_of(device, prompt, wanted, drafters))
+    assert len(rows) < 8, "a whole row is rarely needed"
+
+
 def test_the_embedded_models_are_one_family(embedded: Any, embedded_drafts: Any) -> None:
     models = [*embedded_drafts.values(), embedded]
     sizes = [model.info.parameters for model in models]

@@ -66,14 +66,32 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/sampling.py",
+        "places = np.flatnonzero(warped >= max(floor, wanted - LARGEST - slack))",
+        "places = np.flatnonzero(warped >= max(floor, wanted - LARGEST / 2))",
+        "unit/sampling",
+    ),
+    Mutation(
+        "engine/backends/scores.py",
+        "if row not in self.choices:",
+        "if True:",
+        "unit/scores",
+    ),
+    Mutation(
+        "engine/backends/device_scores.py",
+        "return token if self.cuts or score > rest + 2 * wrong else None",
+        "return token",
+        "backends/device_scores",
+    ),
+    Mutation(
+        "engine/sampling.py",
         "return split(split(seed, 0), position)",
         "return split(seed, position)",
         "unit/sampling",
     ),
     Mutation(
         "engine/sampling.py",
-        "nucleus_floor(warped[warped >= floor], sampling.top_p)",
-        "nucleus_floor(warped, sampling.top_p)",
+        "kept = warped if floor == -np.inf else warped[warped >= floor]",
+        "kept = warped",
         "unit/sampling",
     ),
     Mutation(

@@ -7,22 +7,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.native import core
+from engine import native
 from engine.sampling import (
     BITS,
     GRID,
     LARGEST,
+    Part,
     choose,
     distribution,
+    draws_of,
     gumbel,
+    kth_largest,
     noise_key,
     noise_of,
     nucleus_floor,
     probabilities,
+    reference,
+    select,
     split,
     warp,
 )
 from engine.settings import Sampling
+from tests.support.choices import KINDS, SIZES, by_core, by_law, rows_of, samplers
 from tests.support.laws import p_of_counts, p_of_gumbel
 
 
@@ -31,7 +37,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def reference(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+def slow_law(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The sampler's law, written down the slow way: every cut on a sorted list of tokens."""
     scaled = np.float64(logits) / sampling.temperature
     order = [int(i) for i in np.argsort(-scaled, kind="stable")]
@@ -73,7 +79,7 @@ VARIANTS = [
 @pytest.mark.parametrize("sampling", VARIANTS)
 def test_the_distribution_is_the_law_that_is_sampled_from(sampling: Sampling) -> None:
     law = distribution(LOGITS, sampling)
-    assert law == pytest.approx(reference(LOGITS, sampling), rel=1e-5, abs=1e-12)
+    assert law == pytest.approx(slow_law(LOGITS, sampling), rel=1e-5, abs=1e-12)
     assert law.dtype == np.float32 and law.sum() == pytest.approx(1.0)
     assert draw(LOGITS, sampling, range(2_000))[law == 0].sum() == 0
 
@@ -86,14 +92,14 @@ def test_the_distribution_of_a_cold_sampler_is_certain(temperature: float) -> No
 
 @pytest.mark.parametrize("sampling", VARIANTS)
 def test_choices_over_many_positions_follow_the_softmax(sampling: Sampling) -> None:
-    counts, law = draw(LOGITS, sampling, range(20_000)), reference(LOGITS, sampling)
+    counts, law = draw(LOGITS, sampling, range(20_000)), slow_law(LOGITS, sampling)
     assert counts[law == 0].sum() == 0
     assert p_of_counts(counts[law > 0], 20_000 * law[law > 0]) > 1e-3
 
 
 def test_the_law_test_can_fail() -> None:
     counts = draw(LOGITS, Sampling(temperature=1.0, seed=1), range(20_000))
-    wrong = reference(LOGITS, Sampling(temperature=1.1))
+    wrong = slow_law(LOGITS, Sampling(temperature=1.1))
     assert p_of_counts(counts, 20_000 * wrong) < 1e-6
 
 
@@ -135,8 +141,8 @@ def test_cuts_keep_what_the_slow_reference_keeps(
     logits = np.float32(values)
     close = np.abs(logits[:, None] - logits[None, :]) < 1e-4
     if close.sum() == len(values):
-        assert set(np.flatnonzero(kept)) <= set(np.flatnonzero(reference(logits, looser)))
-        assert set(np.flatnonzero(reference(logits, tighter))) <= set(np.flatnonzero(kept))
+        assert set(np.flatnonzero(kept)) <= set(np.flatnonzero(slow_law(logits, looser)))
+        assert set(np.flatnonzero(slow_law(logits, tighter))) <= set(np.flatnonzero(kept))
     assert kept[logits.argmax()]
 
 
@@ -147,9 +153,19 @@ def test_the_nucleus_of_a_huge_flat_vocabulary(size: int, top_p: float) -> None:
     stream = np.random.Generator(np.random.Philox(key=size))
     logits = stream.normal(0, 0.5, size).astype(np.float32)
     law = np.sort(softmax(logits))[::-1]
-    kept = int((logits >= nucleus_floor(logits, top_p)).sum())
+    mass = float(np.exp(logits - logits.max()).sum(dtype=np.float64))
+    kept = int((logits >= nucleus_floor(logits, top_p * mass)).sum())
     assert law[:kept].sum() >= top_p - 1e-5
     assert kept == 1 or law[: kept - 1].sum() < top_p + 1e-5
+
+
+@pytest.mark.parametrize("k", [1, 2, 20, 63, 1000])
+@pytest.mark.parametrize("size", [1000, 6144, 64_001, 100_000])
+def test_the_kth_largest_is_that_of_a_sorted_list(size: int, k: int) -> None:
+    stream = np.random.default_rng(size + k)
+    for values in (stream.normal(size=size), np.round(stream.normal(size=size)), np.ones(size)):
+        row = values.astype(np.float32)
+        assert kth_largest(row, k) == np.sort(row)[-k]
 
 
 def test_ties_at_a_cut_are_kept() -> None:
@@ -207,9 +223,9 @@ def test_the_noise_of_a_few_tokens_is_that_of_all() -> None:
 @pytest.mark.parametrize("seed, position", [(0, 0), (5, 9), (2**63 - 1, 2**31)])
 def test_the_compiled_noise_is_the_same(seed: int, position: int) -> None:
     tokens = np.arange(100_000)
-    if core is not None:
+    if native.core is not None:
         found = np.empty(tokens.size, dtype=np.float32)
-        core.gumbel(seed, position, tokens, found)
+        native.core.gumbel(seed, position, tokens, found)
         assert (found == gumbel(seed, position, tokens)).all()
     one = [int(split(noise_key(seed, position), token)) >> (64 - BITS) for token in range(50)]
     assert (noise_of(np.uint64(one)) == gumbel(seed, position, tokens[:50])).all()
@@ -302,6 +318,116 @@ def test_a_vocabulary_of_one() -> None:
 
 def test_the_largest_seed_and_position_work() -> None:
     assert 0 <= choose(LOGITS, Sampling(temperature=1.0, seed=2**63 - 1), 2**31) < len(LOGITS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_choice_is_the_same_with_nothing_left_out(kind: str) -> None:
+    """Quickly; tests/exhaustive/test_choices.py has more rows, and devices."""
+    stream = np.random.default_rng(5)
+    for sampling in samplers(0.7, stream):
+        size, position = int(stream.choice(SIZES)), int(stream.integers(99))
+        (row,) = rows_of(kind, stream, size, 1)
+        wanted = by_law(row, sampling, position)
+        assert reference(row, sampling, position) == select(row, sampling, position).token == wanted
+        assert by_core(row, sampling, position) in (None, wanted)
+
+
+@pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (50, 1.0), (0, 0.9), (0, 1.0)])
+def test_noise_is_computed_for_those_alone_who_can_win(
+    top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python; what is counted are hashes and logarithms, of 152,000 tokens each."""
+    hashes, logarithms = [0], [0]
+    monkeypatch.setattr("engine.sampling.draws_of", counted(draws_of, hashes))
+    monkeypatch.setattr("engine.sampling.noise_of", counted(noise_of, logarithms))
+    stream = np.random.default_rng(3)
+    usual = (stream.permutation(-1.5 * np.log(np.arange(1, 152_001)))).astype(np.float32)
+    flat = stream.normal(0, 0.01, 152_000).astype(np.float32)
+    for position in range(5):
+        sampling = Sampling(0.7, top_k, top_p, seed=2)
+        assert reference(usual, sampling, position) == by_law(usual, sampling, position)
+        hashes[0] -= 152_000  # of the law, which leaves nothing out
+        logarithms[0] -= 152_000
+    assert hashes[0] < 5 * 8_000 and logarithms[0] < 5 * 150
+    before = logarithms[0]
+    reference(flat, Sampling(1.0), 3)
+    assert logarithms[0] - before < 4_000, "all may win, and few have the draw for it"
+
+
+def counted(function: Callable[..., np.ndarray], numbers: list[int]) -> Callable[..., np.ndarray]:
+    """The function; how many numbers it gave is added up."""
+
+    def noted(*arguments: object) -> np.ndarray:
+        found = function(*arguments)
+        numbers[0] += found.size
+        return found
+
+    return noted
+
+
+def test_a_nucleus_that_ends_on_the_brink_is_left_to_python() -> None:
+    """Where the exponentials' last digits say which tokens are in, the core says nothing."""
+    row = np.log(np.float32([6, 2, 1, 1]))
+    left = 0
+    for seed in range(300):
+        sampling = Sampling(1.0, top_p=0.8, seed=seed)
+        wanted = by_law(row, sampling, 3)
+        assert select(row, sampling, 3).token == reference(row, sampling, 3) == wanted
+        token = by_core(row, sampling, 3)
+        assert token in (None, wanted)
+        left += token is None
+    assert native.core is None or 0 < left < 200
+    clear = [by_core(row, Sampling(1.0, top_p=0.79, seed=seed), 3) for seed in range(300)]
+    assert native.core is None or (None not in clear and set(clear) == {0, 1})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_row_of_no_numbers_is_left_to_python(odd: float, temperature: float) -> None:
+    for place in (0, 70, 199):
+        row = np.zeros(200, dtype=np.float32)
+        row[place] = odd
+        assert by_core(row, Sampling(temperature), 0) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_of_a_row_makes_its_logits_probabilities(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = np.random.default_rng(6)
+    rows = [row for size in SIZES for row in rows_of(kind, stream, size, 3)]
+    compiled_core = native.core
+    for core in (compiled_core, None):
+        monkeypatch.setattr(native, "core", core)
+        for row in rows:
+            choice = select(row, Sampling(0.7, seed=3), 5)
+            shares = [choice.probability(float(logit)) for logit in row]
+            assert shares == pytest.approx(softmax(row), rel=2e-6, abs=1e-12)
+
+
+def test_a_part_of_a_row_says_the_choice_or_that_it_cannot() -> None:
+    """In Python as compiled; the exhaustive tests go through whole rows of devices."""
+    stream = np.random.default_rng(8)
+    told = 0
+    for sampling in samplers(0.7, stream):
+        (row,) = rows_of("usual", stream, 6144, 1)
+        tokens = np.sort(np.argsort(-row)[:1024])
+        warped = row / np.float32(0.7)
+        mass = float(np.exp(warped - warped.max()).sum(dtype=np.float64))
+        part = Part(row[tokens], tokens, mass, float(row[tokens].min()))
+        wanted = by_law(row, sampling, 5)
+        for found in (part.select(sampling, 5), part.reference(sampling, 5)):
+            assert found is None or found[0] == wanted
+            told += found is not None
+        if 0 < sampling.top_k < 1000 or sampling.top_p < 0.9 or sampling.min_p > 0:
+            assert found is not None
+    assert told > 0
+    few = Part(row[tokens[:2]], tokens[:2], 0.0, float(row.max()))
+    assert few.select(Sampling(0.7), 5) is few.reference(Sampling(0.7), 5) is None
+
+
+def test_the_largest_noise_is_the_same_in_the_core() -> None:
+    assert native.core is None or np.float32(native.core.LARGEST) == LARGEST
 
 
 def test_probabilities_are_the_softmax() -> None:

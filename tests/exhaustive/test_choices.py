@@ -1,0 +1,86 @@
+"""The same choice from 10,800 rows of every kind, with every sampler: in Python, compiled, on a
+device."""
+
+import numpy as np
+import pytest
+
+from engine.sampling import Floats, probabilities, reference, select
+from engine.settings import Sampling
+from tests.support.choices import KINDS, SIZES, by_core, by_law, on_device, rows_of, samplers
+
+ROWS = 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 0.7, 1.0, 2.0])
+def test_every_way_to_choose_is_the_law(kind: str, temperature: float) -> None:
+    stream = np.random.default_rng([*KINDS].index(kind) + 100 * int(10 * temperature))
+    asked = told = 0
+    for sampling in samplers(temperature, stream):
+        rows = rows_of(kind, stream, int(stream.choice(SIZES)), ROWS)
+        places = [int(place) for place in stream.integers(0, 40, ROWS)]
+        wanted = [by_law(row, sampling, at) for row, at in zip(rows, places, strict=True)]
+        assert [
+            reference(row, sampling, at) for row, at in zip(rows, places, strict=True)
+        ] == wanted
+        assert [
+            select(row, sampling, at).token for row, at in zip(rows, places, strict=True)
+        ] == wanted
+        compiled = [by_core(row, sampling, at) for row, at in zip(rows, places, strict=True)]
+        assert all(token in (None, other) for token, other in zip(compiled, wanted, strict=True))
+        told += sum(token is not None for token in compiled)
+        asked += ROWS
+        check_device(rows, places, sampling, wanted)
+    assert told in (0, asked) or told > 0.95 * asked, "nearly always the compiled core knows"
+
+
+def check_device(
+    rows: list[Floats], places: list[int], sampling: Sampling, wanted: list[int]
+) -> None:
+    """The same tokens and probabilities from what a device says of the rows."""
+    scores = on_device(rows, places, sampling)
+    for row, token in enumerate(wanted):
+        assert scores.choose(row) == token
+        share = float(probabilities(rows[row])[token])
+        assert scores.probability(row, token) == pytest.approx(share, rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["usual", "spiked", "nearly alike"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_whole_rows_stay_on_the_device(kind: str, temperature: float) -> None:
+    """Where all fewest tokens of a nucleus or all largest sums are among those that come."""
+    stream, read = np.random.default_rng(1), list[int]()
+    for sampling in (Sampling(temperature, seed=7), Sampling(temperature, min_p=0.05, seed=8)):
+        rows = rows_of(kind, stream, 20_000, 12)
+        scores = on_device(rows, range(12), sampling, read)
+        assert [scores.choose(row) for row in range(12)] == [
+            by_law(rows[row], sampling, row) for row in range(12)
+        ]
+        assert [scores.probability(row, scores.choose(row)) > 0 for row in range(12)]
+    assert read == []
+
+
+def test_only_what_came_is_read_of_a_cut_row() -> None:
+    from engine.backends.device_scores import KEPT
+
+    stream, read = np.random.default_rng(2), list[int]()
+    for sampling in (
+        Sampling(0.7, top_k=20),
+        Sampling(0.7, top_p=0.9),
+        Sampling(0.2, 50, 0.9, 0.1),
+    ):
+        rows = rows_of("spiked", stream, 20_000, 12)
+        scores = on_device(rows, range(12), sampling, read)
+        assert [scores.choose(row) for row in range(12)] == [
+            by_law(rows[row], sampling, row) for row in range(12)
+        ]
+        assert scores.found is not None and scores.found.shape == (12, 4 + 2 * KEPT)
+    assert read == []
+
+
+def test_ties_behind_what_came_have_the_whole_row_read() -> None:
+    """Of 20,000 equal logits a device may bring any 1,024."""
+    rows, read = [np.ones(20_000, dtype=np.float32)], list[int]()
+    for sampling in (Sampling(1.0, top_k=5, seed=3), Sampling(1.0, top_p=0.5, seed=4)):
+        assert on_device(rows, [9], sampling, read).choose(0) == by_law(rows[0], sampling, 9)
+    assert read == [0, 0]
