@@ -7,166 +7,56 @@
 // where that could matter, no token is told, and Python decides.
 #include "module.hpp"
 #include "noise.hpp"
+#include "passes.hpp"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace nb = nanobind;
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
-#if __has_attribute(target_clones)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
-#endif
-#ifndef CLONES
-#define CLONES
-#endif
-
 namespace {
 
-#if defined(__GNUC__) && !defined(STRATA_NO_VECTORS)
-constexpr size_t LANES = 16;
-typedef float Lanes __attribute__((vector_size(4 * LANES)));
-typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
-#define INLINE inline __attribute__((always_inline))
-#else
-constexpr size_t LANES = 1;
-typedef float Lanes;
-typedef uint32_t Words;
-#define INLINE inline
-#endif
+using passes::BLOCK, passes::LOWEST, passes::Passes;
 
-constexpr size_t BLOCK = 64;
-constexpr float LOWEST = -std::numeric_limits<float>::infinity();
-// Weights below e^-30 of the largest add less to a sum than its rounding, however many they are.
-constexpr float NEGLIGIBLE = -30;
+// The passes that this processor can run, by name, the widest vectors last.
+std::vector<std::pair<std::string, const Passes *>> known_passes() {
+    std::vector<std::pair<std::string, const Passes *>> known{{"plain", &passes::plain}};
+#if defined(WIDE_PASSES)
+    if (__builtin_cpu_supports("avx2")) known.emplace_back("avx2", &passes::avx2);
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        known.emplace_back("avx512", &passes::avx512);
+#endif
+    return known;
+}
+
+const Passes *chosen_passes = known_passes().back().second;
+
+std::vector<std::string> widths() {
+    std::vector<std::string> names;
+    for (const auto &each : known_passes()) names.push_back(each.first);
+    return names;
+}
+
+// Go on with these passes, for tests.
+void use_width(const std::string &name) {
+    for (const auto &each : known_passes())
+        if (each.first == name) chosen_passes = each.second;
+}
+
 // How far a mass may be off, as a share: ours, and one that was computed elsewhere.
 constexpr double OWN_ERROR = 4e-6, GIVEN_ERROR = 4e-5;
-
-template <class To, class From>
-INLINE To as(const From &from) {
-    static_assert(sizeof(To) == sizeof(From), "the same bits");
-    To to;
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
-
-INLINE Lanes load(const float *from) {
-    Lanes lanes;
-    std::memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
-// Of all lanes, by halves.
-template <class Pick>
-INLINE float folded(const Lanes &lanes, Pick pick) {
-    float values[LANES];
-    std::memcpy(values, &lanes, sizeof values);
-    for (size_t half = LANES / 2; half > 0; half /= 2)
-        for (size_t i = 0; i < half; ++i) values[i] = pick(values[i], values[i + half]);
-    return values[0];
-}
-
-// The block that begins at a place of a row; what a row lacks at its end is LOWEST.
-INLINE const float *block_of(const float *row, size_t size, size_t start, float *padded) {
-    if (start + BLOCK <= size) return row + start;
-    std::fill(padded, padded + BLOCK, LOWEST);
-    std::copy(row + start, row + size, padded);
-    return padded;
-}
-
-// e^x for x <= 0, to about two units of the last digit: 2^n e^r, r by the polynomial of Cephes.
-template <class Number, class Bits>
-INLINE Number exponential(Number x) {
-    constexpr float ROUND = 12582912;  // 1.5 * 2^23: adding it rounds to a whole number
-    const Number least = Number{} - 87.0f;
-    x = x < least ? least : x;
-    const Number shifted = x * 1.44269504f + ROUND, n = shifted - ROUND;
-    const Number r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Number y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * (r * r) + r + 1.0f;
-    return y * as<Number>((as<Bits>(shifted) << 23) + 0x3F800000u);
-}
-
-inline double weight(float x) { return exponential<float, uint32_t>(x); }
-
-// The largest logit of every block, into `maxima`; whether some logit is not a number.
-CLONES bool find_maxima(const float *row, size_t size, float *maxima) {
-    Words odd = {};
-    float padded[BLOCK];
-    for (size_t start = 0; start < size; start += BLOCK) {
-        const float *block = block_of(row, size, start, padded);
-        Lanes largest = load(block);
-        odd |= (Words)(largest != largest);
-        for (size_t i = LANES; i < BLOCK; i += LANES) {
-            const Lanes x = load(block + i);
-            odd |= (Words)(x != x);
-            largest = x > largest ? x : largest;
-        }
-        maxima[start / BLOCK] = folded(largest, [](float a, float b) { return a > b ? a : b; });
-    }
-    return folded(as<Lanes>(odd), [](float a, float b) {
-               return as<float>(as<uint32_t>(a) | as<uint32_t>(b));
-           }) != 0;
-}
-
-// The sum of e^(x / divisor - top / divisor), always in the same order.
-CLONES double find_mass(const float *row, size_t size, const float *maxima, float top,
-                        float divisor) {
-    const float peak = top / divisor;
-    float padded[BLOCK];
-    double mass = 0;
-    for (size_t start = 0; start < size; start += BLOCK) {
-        if (maxima[start / BLOCK] / divisor - peak < NEGLIGIBLE) continue;
-        const float *block = block_of(row, size, start, padded);
-        Lanes sum = {};
-        for (size_t i = 0; i < BLOCK; i += LANES) {
-            Lanes x = load(block + i);
-            if (divisor != 1) x = x / divisor;
-            sum += exponential<Lanes, Words>(x - peak);
-        }
-        mass += folded(sum, [](float a, float b) { return a + b; });
-    }
-    return mass;
-}
-
-// Of a block: its warped logits that are at least `floor`, LOWEST for the others, and its places.
-CLONES void warp(const float *__restrict block, size_t start, float divisor, float floor,
-                 float *__restrict scores, uint32_t *__restrict places) {
-    for (size_t i = 0; i < BLOCK; ++i) {
-        const float score = block[i] / divisor;
-        scores[i] = score < floor ? LOWEST : score;
-        places[i] = uint32_t(start + i);
-    }
-}
-
-// Of a block of candidates: their draws, and whether their noise may lift them to `wanted`.
-// -log(1 - u) is more than the noise and easily bounded: the bits of a float, read as a number,
-// are below its logarithm.
-CLONES bool find_draws(const float *__restrict scores, const uint32_t *__restrict tokens,
-                       uint64_t key, float wanted, uint32_t *__restrict draws,
-                       uint8_t *__restrict may) {
-    for (size_t i = 0; i < BLOCK; ++i) draws[i] = noise::bits(key, tokens[i]);
-    uint8_t any = 0;
-    for (size_t i = 0; i < BLOCK; ++i) {
-        const float rest = static_cast<float>(int32_t((1u << noise::BITS) - 1 - draws[i]));
-        const float log2 = static_cast<float>(as<int32_t>(rest)) * 0x1p-23f - 127;
-        may[i] = scores[i] + (noise::BITS - log2) * 0.693147181f >= wanted;
-        any |= may[i];
-    }
-    return any;
-}
 
 struct Row {
     const float *logits;
@@ -205,7 +95,7 @@ struct Candidates {
 
     double mass(float peak) const {
         double mass = 0;
-        for (float score : scores) mass += weight(score - peak);
+        for (float score : scores) mass += passes::weight(score - peak);
         return mass;
     }
 };
@@ -226,12 +116,12 @@ float nucleus_floor(std::vector<float> scores, float peak, double wanted) {
         const auto equal = std::partition(begin, end, [=](float score) { return score > pivot; });
         const auto below = std::partition(equal, end, [=](float score) { return score == pivot; });
         double larger = 0;
-        for (auto score = begin; score != equal; ++score) larger += weight(*score - peak);
+        for (auto score = begin; score != equal; ++score) larger += passes::weight(*score - peak);
         if (above + larger >= wanted && equal != begin) {
             high = equal - scores.begin();
             continue;
         }
-        above += larger + double(below - equal) * weight(pivot - peak);
+        above += larger + double(below - equal) * passes::weight(pivot - peak);
         if (above >= wanted) return pivot;
         low = below - scores.begin();
     }
@@ -266,7 +156,7 @@ struct Best {
         uint32_t draws[BLOCK];
         uint8_t may[BLOCK];
         const float wanted = score - 1e-3f - 1e-6f * std::fabs(score);
-        if (!find_draws(scores, tokens, key, wanted, draws, may)) return;
+        if (!chosen_passes->find_draws(scores, tokens, key, wanted, draws, may)) return;
         for (size_t i = 0; i < count; ++i) {
             if (!may[i]) continue;
             const float sum = scores[i] + noise::of_bits(draws[i]);
@@ -295,8 +185,8 @@ struct Best {
         for (size_t start = 0; start < row.size; start += BLOCK) {
             if (row.maxima[start / BLOCK] / divisor < std::max(floor, within_reach(score))) continue;
             const size_t count = std::min(BLOCK, row.size - start);
-            const float *block = block_of(row.logits, row.size, start, padded);
-            warp(block, start, divisor, floor, scores, tokens);
+            const float *block = passes::block_of(row.logits, row.size, start, padded);
+            chosen_passes->warp(block, start, divisor, floor, scores, tokens);
             if (row.names) std::copy_n(row.names + start, count, tokens);
             look(scores, tokens, count, [&](size_t i) { return start + i; });
         }
@@ -330,7 +220,7 @@ Floors cut(const Row &row, const Sampler &sampler, float reach, float rest, doub
     } else if (mass > 0) {
         error = GIVEN_ERROR;
     } else {
-        mass = find_mass(row.logits, row.size, row.maxima.data(), row.top, divisor);
+        mass = chosen_passes->find_mass(row.logits, row.size, row.maxima.data(), row.top, divisor);
     }
     if (sampler.top_p < 1) {
         const double loose = mass * (sampler.top_p + error), tight = mass * (sampler.top_p - error);
@@ -388,7 +278,7 @@ Choice find_choice(const float *logits, size_t size, const int64_t *names, const
     row.logits = logits, row.size = size, row.names = names;
     row.maxima.resize((size + BLOCK - 1) / BLOCK);
     Choice found{-1, 0, 0, 0};
-    if (size == 0 || find_maxima(logits, size, row.maxima.data())) return found;
+    if (size == 0 || chosen_passes->find_maxima(logits, size, row.maxima.data())) return found;
     const auto block = std::max_element(row.maxima.begin(), row.maxima.end());
     row.top = *block;
     const float *from = logits + (block - row.maxima.begin()) * BLOCK;
@@ -396,7 +286,7 @@ Choice find_choice(const float *logits, size_t size, const int64_t *names, const
     const float peak = sampler.temperature > 0 ? row.top / sampler.temperature : row.top;
     if (!std::isfinite(peak)) return found;
     found.top = found.score = row.top;
-    found.mass = find_mass(logits, size, row.maxima.data(), row.top, 1);
+    found.mass = chosen_passes->find_mass(logits, size, row.maxima.data(), row.top, 1);
     if (sampler.temperature > 0)
         choose_warped(row, sampler, noise::key(seed, position), rest, mass, found);
     else
@@ -430,6 +320,8 @@ void gumbel(uint64_t seed, uint64_t position, Tokens tokens, Floats found) {
 void bind_sampling(nb::module_ &module) {
     using nb::arg;
     module.attr("LARGEST") = noise::LARGEST;
+    module.def("widths", &widths);
+    module.def("use_width", &use_width, arg("name"));
     module.def("gumbel", &gumbel, arg("seed"), arg("position"), arg("tokens"), arg("found"),
                nb::call_guard<nb::gil_scoped_release>());
     module.def("choose", &choose, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"),

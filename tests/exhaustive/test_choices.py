@@ -4,6 +4,7 @@ device."""
 import numpy as np
 import pytest
 
+from engine import native
 from engine.sampling import Floats, probabilities, reference, select
 from engine.settings import Sampling
 from tests.support.choices import KINDS, SIZES, by_core, by_law, on_device, rows_of, samplers
@@ -32,6 +33,27 @@ def test_every_way_to_choose_is_the_law(kind: str, temperature: float) -> None:
         asked += ROWS
         check_device(rows, places, sampling, wanted)
     assert told in (0, asked) or told > 0.95 * asked, "nearly always the compiled core knows"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_of_every_width_say_the_same(kind: str) -> None:
+    """The compiled core takes the widest that the processor has."""
+    core = native.core
+    widths = [] if core is None else core.widths()
+    stream = np.random.default_rng([*KINDS].index(kind))
+    for temperature in (0.0, 0.7, 1.0):
+        for sampling in samplers(temperature, stream):
+            (row,) = rows_of(kind, stream, int(stream.choice(SIZES)), 1)
+            wanted, found = by_law(row, sampling, 3), []
+            for width in widths:
+                core.use_width(width)
+                found.append(by_core(row, sampling, 3))
+                assert select(row, sampling, 3).mass == pytest.approx(mass_of(row), rel=1e-6)
+            assert set(found) <= {None, wanted}
+
+
+def mass_of(row: Floats) -> float:
+    return float(np.exp(np.float64(row) - row.max()).sum())
 
 
 def check_device(
