@@ -354,6 +354,19 @@ def test_noise_is_computed_for_those_alone_who_can_win(
     assert logarithms[0] - before < 4_000, "all may win, and few have the draw for it"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_token_far_below_can_win_by_its_noise(seed: int) -> None:
+    found = noise(seed, 4, 100_000)
+    lucky = int(found.argmax())
+    row = np.full(found.size, -60, dtype=np.float32)
+    row[7], row[lucky] = 0, found[7] - found[lucky] + 0.1
+    assert row[lucky] < -7
+    sampling = Sampling(1.0, seed=seed)
+    assert reference(row, sampling, 4) == select(row, sampling, 4).token == lucky
+    row[lucky] -= 0.2
+    assert reference(row, sampling, 4) == select(row, sampling, 4).token == 7
+
+
 def counted(function: Callable[..., np.ndarray], numbers: list[int]) -> Callable[..., np.ndarray]:
     """The function; how many numbers it gave is added up."""
 
