@@ -7,7 +7,7 @@ from bench.commands import run_command
 
 COMMANDS = (
     *("ablation", "speed", "live", "inflate", "replay", "lookup"),
-    *("stack", "door", "overhead", "page", "to-gguf", "truth"),
+    *("stack", "door", "overhead", "page", "to-gguf", "truth", "curve"),
 )
 
 

@@ -33,8 +33,8 @@ LONG, LONG_SIZE = 4096, 15
 """Tokens in the cache while what they cost is measured, and nodes at most."""
 LEAST = 4 * CACHED
 """Fewer would tell less of it than the machine's hiccups do."""
-READING = 0.5
-"""Seconds that reading so long a text may take, where it has to be read."""
+READING = FAR_SECONDS = 0.5
+"""Seconds that reading so long a text may take, where it has to be read, and else the forwards."""
 MOST_BYTES = 1 << 29
 """What it may take in memory."""
 SECONDS = 2.0
@@ -328,18 +328,38 @@ def measure_growth(
         length = min(length, int(READING / reading))
     if length < LEAST or not nodes:
         return 0.0, 0.0
-    prompt = [0] * length
-    if isinstance(backend, Stretchable):
-        backend.stretch(prompt[:-1])
-    added = {}
-    for size in (0, nodes):
-        if not slow:
-            forward_seconds(backend, prompt, size)
-        found = [forward_seconds(backend, prompt, size) for _ in range(1 if slow else FEWEST)]
-        added[size] = (median(found) - points[size]) / (length - CACHED)
+    times = timed_far(backend, [0] * length, nodes, slow)
+    near, far = times[0, CACHED], times[0, length]
+    # What else the machine does changes between measuring the sizes and this: see ratios only.
+    pace = points[0] / near / (length - CACHED)
+    added = far - near
+    more = times[nodes, length] - times[nodes, CACHED] - added
+    return pace * max(added, 0.0), pace * max(more, 0.0) / nodes
+
+
+def timed_far(
+    backend: Backend, prompt: Sequence[int], nodes: int, slow: bool
+) -> dict[tuple[int, int], float]:
+    """The median seconds of forwards over none and so many nodes, by these and the cached tokens:
+    CACHED and all of the prompt, in turn. The cache is empty then."""
+    start = perf_counter()
+    times: dict[tuple[int, int], list[float]] = {}
+    stretches = isinstance(backend, Stretchable)
+    for round_ in count():
+        for length in (CACHED, len(prompt)):
+            if isinstance(backend, Stretchable):
+                backend.stretch(prompt[: length - 1])
+            if not slow:
+                forward_seconds(backend, prompt[:length], nodes)
+            for size in (0, nodes):
+                spent = forward_seconds(backend, prompt[:length], size)
+                times.setdefault((size, length), []).append(spent)
+        if slow or not stretches:
+            break
+        if round_ + 1 >= FEWEST and perf_counter() - start >= FAR_SECONDS:
+            break
     backend.close()
-    token = max(added[0], 0.0)
-    return token, max(added[nodes] - token, 0.0) / nodes
+    return {case: median(found) for case, found in times.items()}
 
 
 def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> float:
