@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from bench.commands import run_command
 
 COMMANDS = (
-    *("ablation", "speed", "live", "inflate", "replay", "lookup"),
+    *("ablation", "speed", "live", "inflate", "record", "replay", "lookup"),
     *("stack", "door", "overhead", "page", "to-gguf", "truth", "curve"),
 )
 
