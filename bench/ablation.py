@@ -31,7 +31,7 @@ from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.errors import SettingError
 from engine.methods import PLAIN, FromDatabases, Method, hierarchy
-from engine.settings import Drafting
+from engine.settings import Drafting, Sampling
 from engine.types import TIERS
 
 FIXED = (7, 15, 31)
@@ -44,11 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", default=",".join(GROUPS), help="which comparisons to make")
 
 
-def tier_after_tier(databases: Databases, drafting: Drafting) -> list[Drafter]:
+def tier_after_tier(
+    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
+) -> list[Drafter]:
     """Access in the order of the paper: a drafter per tier, each of which gets the room that those
     before it did not want."""
     tiers = databases.tiers(drafting.tiers)
-    return [Hierarchy([tier], databases.calibration) for tier in tiers]
+    return [Hierarchy([tier], databases.calibration, sampling) for tier in tiers]
 
 
 def variants(groups: Sequence[str]) -> list[Method]:

@@ -112,7 +112,7 @@ def measure(
             answer = results[name][-1].tokens
             databases[name].calibration = learned[name]
             if isinstance(method, Method):
-                for drafter in method.databases(databases[name], method.drafting):
+                for drafter in method.databases(databases[name], method.drafting, None):
                     drafter.finish([*prompt, *answer], len(answer))
     match_texts(backend, results, generation)
     return results

@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_prompt_arguments(parser)
     add_sampling_arguments(parser)
-    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="JSON lines to write")
+    add = parser.add_argument
+    add("--to", type=Path, required=True, metavar="FILE", help="the file of recordings to write")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -5,6 +5,10 @@ target says next, so replaying what a model said gives what a live run of it wou
 without the model. Each line of a traces file is {"prompt", "output", "split"}: answers of the split
 "train" fill the model tier, answers of other models (--statistics) the statistics tier, answers of
 the split "test" are replayed, each learned by the model tier when it is over, as in use.
+
+A file of `bench record` holds tokens and how they were drawn instead. Then the drafters know the
+noise, as in use, hierarchy drafting by probability alone stands beside them, and the statistics are
+those that come along for the model's tokenizer.
 """
 
 import argparse
@@ -20,6 +24,7 @@ from typing import Protocol
 import numpy as np
 from tqdm import tqdm
 
+from assets import ASSETS
 from bench import suffix
 from bench.options import LLAMA_CPP, TRANSFORMERS, Record, kind_of
 from engine.decode import draft
@@ -28,15 +33,17 @@ from engine.drafting.budget import Budget
 from engine.drafting.databases import Databases
 from engine.errors import ModelError, SettingError
 from engine.methods import METHODS, method_named
-from engine.settings import Drafting
+from engine.settings import Drafting, Sampling
 from engine.tree import Tree
-from storage.statistics import StatisticsTable
+from storage.statistics import StatisticsTable, find_table
 from storage.statistics_build import build
 
 NODES = (8, 16, 32, 64)
 FIRST = 25
 BUDGET = 256 << 20
 SUFFIX, SUFFIX_ALL = SUFFIXES = ("suffix", "suffix-all")
+BLIND = "by probability"
+"""In the place of a method: hierarchy drafting that does not know the noise."""
 TEMPLATE = "USER: {} ASSISTANT:"
 MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading raises that is no JSON, or JSON of another form."""
@@ -44,12 +51,25 @@ MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded answer, its end token included, and the prompt as the model reads it."""
+    """One recorded answer, its end token included, and the prompt as the model reads it.
+
+    `sampling` is how it was drawn, None where that is not known.
+    """
 
     question: str
     split: str
     prompt: list[int]
     answer: list[int]
+    sampling: Sampling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The recordings of a file that `bench record` wrote, and what it says of their model."""
+
+    recordings: list[Recording]
+    vocabulary: int
+    tokenizer: str
 
 
 @dataclass(slots=True)
@@ -142,7 +162,7 @@ class FolderVocabulary:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench replay`."""
     parser.add_argument("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
-    parser.add_argument("--vocabulary", type=Path, required=True, help="GGUF or tokenizer folder")
+    parser.add_argument("--vocabulary", type=Path, help="GGUF or tokenizer folder, for texts")
     parser.add_argument(
         "--statistics", type=Path, nargs="*", default=[], help="other models' answers (JSON lines)"
     )
@@ -163,10 +183,7 @@ VOCABULARIES: dict[str, Callable[[Path], Vocabulary]] = {
 
 def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recording]:
     """The recordings of a file, tokenized."""
-    opened = lzma.open if path.suffix == ".xz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            records = [json.loads(line) for line in lines]
         return [
             Recording(
                 record["prompt"],
@@ -174,7 +191,7 @@ def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recor
                 [*vocabulary.bos, *vocabulary.encode(template.replace("{}", record["prompt"]))],
                 [*vocabulary.encode(record["output"]), vocabulary.eos],
             )
-            for record in tqdm(records, desc=path.name, leave=False)
+            for record in tqdm(read_lines(path), desc=path.name, leave=False)
         ]
     except (OSError, EOFError, lzma.LZMAError, *MISSHAPEN) as error:
         raise SettingError(
@@ -183,15 +200,48 @@ def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recor
         ) from error
 
 
+def read_lines(path: Path) -> list[Record]:
+    """The JSON objects of a file, which may be compressed."""
+    opened = lzma.open if path.suffix == ".xz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def read_drawn(path: Path) -> Drawn | None:
+    """The recordings of `bench record`; None where a file holds texts."""
+    try:
+        records = read_lines(path)
+        if not records or "answer" not in records[0]:
+            return None
+        found = [
+            Recording(
+                str(record["question"]),
+                str(record["split"]),
+                [int(token) for token in record["prompt"]],
+                [int(token) for token in record["answer"]],
+                Sampling.from_mapping(record["sampling"]),
+            )
+            for record in records
+        ]
+        if any(record["position"] != len(record["prompt"]) for record in records):
+            raise ValueError("an answer does not stand right behind its prompt")
+        return Drawn(found, int(records[0]["vocabulary"]), str(records[0]["tokenizer"]))
+    except (OSError, EOFError, lzma.LZMAError, SettingError, *MISSHAPEN) as error:
+        raise SettingError(
+            f"The recordings in {str(path)!r} cannot be read ({error!r}). Write them anew with "
+            "`python -m bench record`."
+        ) from error
+
+
 def statistics_of(
-    recordings: Iterable[Recording], vocabulary: Vocabulary, folder: Path
+    recordings: Iterable[Recording], vocabulary: int, folder: Path
 ) -> StatisticsTable | None:
     """A statistics file of answers, made and opened as in use."""
     documents = [np.array(r.prompt[-3:] + r.answer, dtype=np.uint32) for r in recordings]
     if not documents:
         return None
     path = folder / "replay.statistics.db"
-    build(documents, path, "replay", vocabulary.size, "Recorded answers", BUDGET, fewest=1)
+    build(documents, path, "replay", vocabulary, "Recorded answers", BUDGET, fewest=1)
     return StatisticsTable(path)
 
 
@@ -236,9 +286,10 @@ def replay(
 
 
 def contestants(
-    nodes: Sequence[int], tiers: Sequence[str], peers: bool
+    nodes: Sequence[int], tiers: Sequence[str], peers: bool, drawn: bool = False
 ) -> Iterator[tuple[str, str, Drafting]]:
-    """(title, method, drafting) of everything that is replayed."""
+    """(title, method, drafting) of everything that is replayed; `drawn` with a noise that is
+    known."""
     if peers:
         for name in ("lookup", "hd-published"):
             yield METHODS[name].title, name, METHODS[name].drafting
@@ -248,6 +299,8 @@ def contestants(
         yield f"Suffix decoding, others too, {size}", SUFFIX_ALL, fixed
     for size in nodes:
         drafting = Drafting(tiers=tuple(tiers), nodes=size, budget="fixed")
+        if drawn:
+            yield f"Hierarchy drafting {BLIND}, {size}", BLIND, drafting
         yield f"Hierarchy drafting, {size}", "hd", drafting
 
 
@@ -270,22 +323,31 @@ def measure(
         result = results[title] = Result()
         for number, recording in enumerate(tqdm(test, desc=title, leave=False)):
             counts = [result.all, result.first] if number < FIRST else [result.all]
-            replay(drafters(drafting), drafting, recording, vocabulary, counts)
+            replay(drafters(drafting, recording), drafting, recording, vocabulary, counts)
     return results
 
 
 def our_drafters(
     table: NgramTable | None, train: Sequence[Recording], name: str
-) -> Callable[[Drafting], list[Drafter]]:
+) -> Callable[[Drafting, Recording], list[Drafter]]:
     """One of our methods: a new conversation at every call, past answers in the model tier."""
+    name, blind = ("hd", True) if name == BLIND else (name, False)
     databases = Databases(statistics=table)
     for recording in train:
         databases.learned.finish([*recording.prompt, *recording.answer], len(recording.answer))
     method_named(name).drafters(databases)  # what all conversations share is made here, once
-    return lambda drafting: method_named(name, drafting).drafters(databases.next_conversation())
+
+    def drafters(drafting: Drafting, recording: Recording) -> list[Drafter]:
+        sampling = None if blind else recording.sampling
+        fresh = databases.next_conversation()
+        return method_named(name, drafting).drafters(fresh, sampling=sampling)
+
+    return drafters
 
 
-def suffix_drafters(train: Sequence[Recording]) -> Callable[[Drafting], list[Drafter]]:
+def suffix_drafters(
+    train: Sequence[Recording],
+) -> Callable[[Drafting, Recording], list[Drafter]]:
     """Suffix decoding whose cache holds past answers."""
     drafter = suffix.SuffixDrafter()
     for recording in train:
@@ -293,34 +355,44 @@ def suffix_drafters(train: Sequence[Recording]) -> Callable[[Drafting], list[Dra
         tokens = [*recording.prompt, *recording.answer]
         drafter.observe(tokens, len(recording.answer))
         drafter.finish(tokens, len(recording.answer))
-    return lambda drafting: [drafter]
+    return lambda drafting, recording: [drafter]
 
 
 def run(options: argparse.Namespace) -> None:
     """Replay and print."""
     if options.limit < 0 or min(options.nodes, default=0) < 0:
         raise SettingError("Give no negative limit and no negative number of nodes.")
-    vocabulary = VOCABULARIES[kind_of(str(options.vocabulary))](options.vocabulary)
-    recordings = read_traces(options.traces, vocabulary, options.template)
+    drawn = read_drawn(options.traces)
+    if drawn is not None:
+        texts, recordings, size = None, drawn.recordings, drawn.vocabulary
+    elif options.vocabulary is None:
+        raise SettingError(f"The traces in {str(options.traces)!r} are texts: name --vocabulary.")
+    else:
+        texts = VOCABULARIES[kind_of(str(options.vocabulary))](options.vocabulary)
+        recordings, size = read_traces(options.traces, texts, options.template), texts.size
     replayed = {r.question for r in recordings if r.split == options.split}
     if not replayed:
         raise SettingError(
             f"Nothing to replay: no line of {str(options.traces)!r} has the split "
             f"{options.split!r}. Name another with --split."
         )
+    if texts is None and options.statistics:
+        raise SettingError("Recordings of tokens take no statistics from texts.")
     others = [
         recording
         for path in options.statistics
-        for recording in read_traces(path, vocabulary, options.template)
+        if texts is not None
+        for recording in read_traces(path, texts, options.template)
         if recording.question not in replayed
     ]
     tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
-    entries = contestants(options.nodes, tiers, options.peers)
+    entries = contestants(options.nodes, tiers, options.peers, drawn is not None)
     with tempfile.TemporaryDirectory() as folder:
-        table = statistics_of(others, vocabulary, Path(folder))
-        results = measure(
-            recordings, table, vocabulary.size, options.split, options.limit, entries, others
-        )
+        if drawn is not None:
+            table = find_table(drawn.tokenizer, ASSETS / "statistics")
+        else:
+            table = statistics_of(others, size, Path(folder))
+        results = measure(recordings, table, size, options.split, options.limit, entries, others)
         if table is not None:
             table.close()
     report(options, results, len(replayed), len(others))
@@ -336,13 +408,13 @@ def report(
         "answers of other models to other prompts"
     )
     heads = ("nodes", f"first {FIRST}", f"all {count}", "expected", "draft ms")
-    print(f"\n{'drafter':34}" + "".join(f"{head:>11}" for head in heads))
+    print(f"\n{'drafter':44}" + "".join(f"{head:>11}" for head in heads))
     figures: Record = {}
     for title, result in results.items():
         first, all_ = result.first.figures(), result.all.figures()
         figures[title] = {"first": first, "all": all_}
         print(
-            f"{title:34}{all_['nodes']:11.1f}{first['tokens_per_forward']:11.3f}"
+            f"{title:44}{all_['nodes']:11.1f}{first['tokens_per_forward']:11.3f}"
             f"{all_['tokens_per_forward']:11.3f}{all_['expected']:11.3f}{all_['draft_ms']:11.3f}"
         )
     summary = {"bench": "replay", "traces": options.traces.name, "split": options.split}

@@ -27,23 +27,29 @@ from engine.hsd.planner import Plan
 from engine.settings import Drafting, Sampling, shortened
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
-DEFAULT_SAMPLING = Sampling()
-FromDatabases = Callable[[Databases, Drafting], list[Drafter]]
-"""Makes the drafters that databases feed. At the top level of a module, as methods are sent to the
-engine's process by the names of their functions."""
+FromDatabases = Callable[[Databases, Drafting, Sampling | None], list[Drafter]]
+"""Makes the drafters that databases feed; the last is the sampling of a run whose noise is known.
+At the top level of a module, as methods are sent to the engine's process by the names of their
+functions."""
 
 
-def hierarchy(databases: Databases, drafting: Drafting) -> list[Drafter]:
+def hierarchy(
+    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
+) -> list[Drafter]:
     """Ours: one tree from all chosen tiers (engine/drafting/hierarchy.py)."""
-    return databases.hierarchy(drafting.tiers)
+    return databases.hierarchy(drafting.tiers, sampling)
 
 
-def published(databases: Databases, drafting: Drafting) -> list[Drafter]:
+def published(
+    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
+) -> list[Drafter]:
     """The paper's own tiers, with its constants (engine/drafting/published.py)."""
     return databases.as_published(drafting.tiers)
 
 
-def lookup(databases: Databases, drafting: Drafting) -> list[Drafter]:
+def lookup(
+    databases: Databases, drafting: Drafting, sampling: Sampling | None = None
+) -> list[Drafter]:
     """Copies from the text of the run alone."""
     return [LookupDrafter()]
 
@@ -84,27 +90,30 @@ class Method:
         self,
         databases: Databases,
         family: Family | None = None,
-        sampling: Sampling = DEFAULT_SAMPLING,
+        sampling: Sampling | None = None,
         cancelled: Callable[[], bool] = never,
     ) -> list[Drafter]:
         """All its drafters, made for one answer: the databases' first, then the draft models.
 
+        `sampling` is the answer's; who leaves it out has the databases draft by probability alone.
         `cancelled` is the one that the answer is decoded with: draft models read the prompt, too.
         Raises SettingError when it takes models that are not loaded or not profiled.
         """
-        found = self.databases(databases, self.drafting)
+        known = sampling if self.drafting.rule == "match" else None
+        found = self.databases(databases, self.drafting, known)
         if self.stack is None:
             return found
         plan = self.plan(family)
         assert family is not None
         if plan.databases and not found:
             if not plan.levels:
-                return databases.hierarchy(TIERS)
+                return databases.hierarchy(TIERS, known)
             found = [databases.learner()]
         if not plan.levels:
             return found
-        below = databases.below() if plan.databases else None
-        return [*found, family.stack(plan, sampling, self.drafting.rule, below, cancelled)]
+        below = databases.below(known) if plan.databases else None
+        drawn = sampling or Sampling()
+        return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 
     def plan(self, family: Plans[Any] | None) -> Plan:
         """The plan of its draft models. Raises SettingError when it takes models that are not

@@ -65,6 +65,10 @@ class CalibrationRow(NamedTuple):
     credited: float
 
 
+WIDEST = 32
+"""The most next tokens kept for a key: the rest is too unlikely to be drafted."""
+
+
 class Followers:
     """What followed a key: how often the key was seen, and the counts of what came next.
 
@@ -93,16 +97,19 @@ class Followers:
         """The followers of a key seen once. Shared, as most keys are seen once: never changed."""
         return cls(1, 1, {token: 1})
 
-    def plus(self, token: int, count: float = 1) -> "Followers":
-        """These followers after another occurrence: a new value the first time, then in place."""
+    def plus(self, token: int, count: float = 1, widest: int = WIDEST) -> "Followers":
+        """These followers after another occurrence: a new value the first time, then in place.
+
+        Of more than `widest` next tokens the rarer half is forgotten.
+        """
         if self.total == 1:
             counts = {**self.counts, token: self.counts.get(token, 0) + count}
             return Followers(1 + count, len(counts), counts)
         known = self.counts.get(token)
         if known is None:
             self.distinct += 1
-            if len(self.counts) >= WIDEST:
-                self.narrow()
+            if len(self.counts) >= widest:
+                self.narrow(widest // 2)
         self.counts[token] = (known or 0) + count
         self.order = None
         self.total += count
@@ -118,14 +125,12 @@ class Followers:
         counts = {t: n - taken.get(t, 0) for t, n in self.counts.items() if n > taken.get(t, 0)}
         return Followers(total, self.distinct - len(self.counts) + len(counts), counts)
 
-    def narrow(self) -> None:
-        """Forget the rarer half of the next tokens; they stay counted in the totals."""
+    def narrow(self, size: int) -> None:
+        """Keep the most frequent next tokens; the others stay counted in the totals."""
         best = sorted(self.counts.items(), key=lambda pair: -pair[1])
-        self.counts = dict(best[: WIDEST // 2])
+        self.counts = dict(best[:size])
 
 
-WIDEST = 32
-"""The most next tokens kept for a key: the rest is too unlikely to be drafted."""
 TOTALS = (1, 2, 4, 9, 30, 100)
 DIVERSITIES = (0.1, 0.3, 0.6, 0.95)
 STRENGTHS = (len(TOTALS) + 1) * (len(DIVERSITIES) + 1)

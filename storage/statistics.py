@@ -15,7 +15,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ LARGEST_VOCABULARY = (1 << 20) - 1
 """A packed key of three tokens and its length must fit a signed 64-bit integer."""
 FOLLOWERS = 16
 """The most next tokens that are kept for a key."""
+FREQUENT = 1024
+"""The most tokens that are known as often said."""
 META = ("format", "tokenizer", "vocabulary", "tokens", "documents", "keys", "entries", "title")
 SCHEMA = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -192,6 +194,31 @@ class StatisticsTable:
             return found
         except (sqlite3.DatabaseError, StorageError, OverflowError):
             return None
+
+    @cached_property
+    def frequent(self) -> Followers | None:
+        """The tokens that the texts hold most often; None where the file cannot be read.
+
+        One byte of a one-token key says how often it was seen; that it is there at all is enough.
+        """
+        first = pack_key((0,), self.bits)
+        try:
+            rows = self.connection.execute(
+                "SELECT key - ?, substr(followers, 1, 1) FROM grams WHERE key BETWEEN ? AND ?",
+                (first, first, first + self.vocabulary - 1),
+            ).fetchall()
+        except sqlite3.DatabaseError:
+            return None
+        heads = {token: head for token, head in rows if isinstance(head, bytes) and head}
+        counts = {token: COUNTS[head[0]] for token, head in heads.items()}
+        kept = sorted(counts, key=lambda token: (-counts[token], token))[:FREQUENT]
+        if not kept:
+            return None
+        return Followers(sum(counts.values()), len(counts), {t: counts[t] for t in kept})
+
+    def unigrams(self) -> Followers | None:
+        """What is often said in the texts. Shared: it must not be changed."""
+        return self.frequent
 
     def top(self, limit: int) -> Iterator[Likeliest]:
         """For display: one-token keys with their likeliest next token, best first.

@@ -38,6 +38,9 @@ class Tier(Protocol):
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         """What followed the last 1, 2, 3, ... tokens of `suffix`, as far as they are known."""
 
+    def unigrams(self) -> Followers | None:
+        """What is often said, whatever came before; None while nothing is known."""
+
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """As for a drafter."""
 
@@ -54,6 +57,9 @@ class NgramTable(Protocol):
         Every suffix of a known key is known.
         """
 
+    def unigrams(self) -> Followers | None:
+        """What is often said, whatever came before; None where that is not known."""
+
     def forget_look_ups(self) -> None:
         """Make the next look-ups as slow as the first ones: a run that is measured must not find
         what another one has paid for."""
@@ -67,7 +73,7 @@ class Frozen:
 
     def __init__(self, tier: Tier) -> None:
         self.name, self.source = tier.name, tier.source
-        self.matches = tier.matches
+        self.matches, self.unigrams = tier.matches, tier.unigrams
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept."""

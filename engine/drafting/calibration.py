@@ -11,11 +11,13 @@ credit for it: weight = tokens credited to it / tokens for which it was reached.
 Drafted nodes were chosen for their high estimates, so their estimates are too high more often than
 too low. A second part corrects that. It counts drafted nodes whose parent was visited, per tier,
 match length and rank among siblings, and scales estimates of that kind by accepted / expected.
+Estimates that know the noise (engine/drafting/noise.py) are corrected by counts of their own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
+from engine.drafting.noise import ErrorModel
 from engine.types import (
     CONTEXT,
     DIVERSITIES,
@@ -34,13 +36,19 @@ PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
 """Per match length (longer ones share the last entry): a key with n occurrences and d distinct next
 tokens has the weight n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
 recorded answers of Vicuna-7B (docs/log.md)."""
+UNIGRAM_PRIORS: Mapping[str, tuple[float, float]] = {
+    CONTEXT: (7.0, 0.0),
+    MODEL: (10.0, 0.0),
+    STATISTICS: (10.0, 0.0),
+}
+"""The same of what is often said, whatever came before."""
 PRIOR_OBSERVATIONS = 30.0
 """What a prior counts for."""
 MEMORY = 2000.0
 """Beyond so many observations old ones fade, so that weights follow a change of subject."""
 RANKS = 4
 """Siblings from this rank on are counted together."""
-RANK_SUFFIX = ":rank"
+RANK_SUFFIX, NOISY_RANK_SUFFIX, NOISE_SUFFIX = ":rank", ":noisy rank", ":noise"
 SIZE = 130_000
 """About the bytes of a calibration, as measured: 85,000 when it is new, 170,000 at most."""
 UNSEEN = 1e-4
@@ -69,10 +77,22 @@ class Rate:
 class EvidenceWeights:
     """The evidence weights of one tier and match length.
 
-    `values` holds the weight per strength, `rates` the acceptance per rank among siblings.
+    `values` holds the weight per strength, `rates` the acceptance per rank among siblings. Where
+    the noise is known, `noisy_rates` takes its place, and `errors` says how far it is to be
+    believed. A match of length 0 is what is often said, whatever came before.
     """
 
-    __slots__ = ("match_length", "priors", "rates", "reached", "tier", "credited", "values")
+    __slots__ = (
+        "credited",
+        "errors",
+        "match_length",
+        "noisy_rates",
+        "priors",
+        "rates",
+        "reached",
+        "tier",
+        "values",
+    )
 
     def __init__(self, tier: str, match_length: int, a: float, b: float) -> None:
         self.tier, self.match_length = tier, match_length
@@ -81,6 +101,8 @@ class EvidenceWeights:
         self.reached = [0.0] * STRENGTHS
         self.credited = [0.0] * STRENGTHS
         self.rates = [Rate() for _ in range(RANKS)]
+        self.noisy_rates = [Rate() for _ in range(RANKS)]
+        self.errors = ErrorModel()
 
     def learn(self, strength: int, reached: float, credited: float) -> None:
         """Count an observation: the share of a token for which this was reached, and its credit."""
@@ -109,32 +131,48 @@ class Calibration:
             ]
             for tier, pairs in PRIORS.items()
         }
+        self.unigrams = {
+            tier: EvidenceWeights(tier, 0, *pair) for tier, pair in UNIGRAM_PRIORS.items()
+        }
         for row in rows:
             self.load(row)
 
     def load(self, row: CalibrationRow) -> None:
         """Take over what was learned before; a damaged row says nothing."""
-        name = row.tier.removesuffix(RANK_SUFFIX)
+        name, _, kind = row.tier.partition(":")
         counted = 0 <= row.reached < inf and 0 <= row.credited < inf
-        if name not in self.weights or not 1 <= row.match_length <= LONGEST or not counted:
+        if name not in self.weights or not 0 <= row.match_length <= LONGEST or not counted:
             return
-        weights = self.weights[name][row.match_length - 1]
-        if name != row.tier and 0 <= row.strength < RANKS:
-            weights.rates[row.strength].learn(row.reached, row.credited)
+        weights = self.of(name, row.match_length)
+        rates = {RANK_SUFFIX: weights.rates, NOISY_RANK_SUFFIX: weights.noisy_rates}.get(":" + kind)
+        if rates is not None and 0 <= row.strength < RANKS:
+            rates[row.strength].learn(row.reached, row.credited)
+        if row.tier == name + NOISE_SUFFIX:
+            weights.errors.load(row.strength, row.reached, row.credited)
         if name == row.tier and 0 <= row.strength < STRENGTHS and row.credited <= row.reached:
             weights.learn(row.strength, row.reached, row.credited)
+
+    def of(self, tier: str, match_length: int) -> EvidenceWeights:
+        """The weights of a tier and match length, 0 for what is often said."""
+        return self.weights[tier][match_length - 1] if match_length else self.unigrams[tier]
 
     def rows(self) -> list[CalibrationRow]:
         """What was learned."""
         rows = []
-        for weights in (weights for lengths in self.weights.values() for weights in lengths):
+        for weights in (self.of(tier, n) for tier in self.weights for n in range(LONGEST + 1)):
             tier, length = weights.tier, weights.match_length
             for strength in range(STRENGTHS):
                 reached, credited = weights.reached[strength], weights.credited[strength]
                 rows.append(CalibrationRow(tier, length, strength, reached, credited))
-            for rank, rate in enumerate(weights.rates):
-                name = tier + RANK_SUFFIX
-                rows.append(CalibrationRow(name, length, rank, rate.expected, rate.accepted))
+            for suffix, rates in (
+                (RANK_SUFFIX, weights.rates),
+                (NOISY_RANK_SUFFIX, weights.noisy_rates),
+            ):
+                for rank, rate in enumerate(rates):
+                    name = tier + suffix
+                    rows.append(CalibrationRow(name, length, rank, rate.expected, rate.accepted))
+            for which, learned in enumerate(weights.errors.learned()):
+                rows.append(CalibrationRow(tier + NOISE_SUFFIX, length, which, *learned))
         return [row for row in rows if row.reached]
 
     def learn(self, chain: Sequence[Evidence], token: int) -> None:

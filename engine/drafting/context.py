@@ -69,6 +69,10 @@ class ContextTier:
         """What followed the end of `suffix` in this conversation."""
         return self.counts.matches(suffix)
 
+    def unigrams(self) -> Followers | None:
+        """What is often said in this conversation."""
+        return self.counts.unigrams
+
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Learn decided tokens; a prompt only from where it departs from what was seen before."""
         start = len(tokens) - new

@@ -18,6 +18,7 @@ from engine.drafting.published import (
     PublishedStatistics,
 )
 from engine.drafting.statistics import StatisticsTier
+from engine.settings import Sampling
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
 
@@ -45,11 +46,12 @@ class Databases:
         flat = (tier.bytes for tier in self.published.values() if isinstance(tier, Flat))
         return self.context.bytes + sum(flat)
 
-    def hierarchy(self, tiers: Sequence[str]) -> list[Drafter]:
+    def hierarchy(self, tiers: Sequence[str], sampling: Sampling | None = None) -> list[Drafter]:
         """Hierarchy drafting from these tiers, in this order; it learns from the runs it takes
-        part in. No drafter where none of the tiers is there."""
+        part in. No drafter where none of the tiers is there. `sampling` is that of a run whose
+        noise is known."""
         chosen = self.tiers(tiers)
-        return [Hierarchy(chosen, self.calibration)] if chosen else []
+        return [Hierarchy(chosen, self.calibration, sampling)] if chosen else []
 
     def as_published(self, tiers: Sequence[str] = TIERS) -> list[Drafter]:
         """The paper's own three tiers, filled from what the model tier holds, made once."""
@@ -69,13 +71,14 @@ class Databases:
             known[STATISTICS] = StatisticsTier(self.statistics)
         return [known[name] for name in names if name in known]
 
-    def below(self) -> Drafter:
+    def below(self, sampling: Sampling | None = None) -> Drafter:
         """Drafts for a draft model: asks the tiers, whose learning is left to another drafter.
 
         What the evidence is worth there is learned anew, beginning with what it is worth here.
+        `sampling` is the draft model's, where its noise is known.
         """
         tiers = [Frozen(tier) for tier in self.tiers(TIERS)]
-        return Hierarchy(tiers, Calibration(self.calibration.rows()))
+        return Hierarchy(tiers, Calibration(self.calibration.rows()), sampling)
 
     def learner(self) -> Drafter:
         """Drafts nothing, and lets the tiers learn the answer."""

@@ -4,18 +4,27 @@ To expand a node, every tier is asked what followed the last tokens on the way t
 are interpolated, the longest match first and, among equal lengths, the tier of the highest
 locality (engine/drafting/calibration.py). So the candidates of all tiers are on one scale, and the
 likeliest node of the whole tree is always the next to be added.
+
+Where the noise of the run is known, each estimate is that of a token to be chosen with this noise
+(engine/drafting/noise.py). Then even tokens are named that are seldom said, where their noise is
+large: the luckiest of those that a tier has often seen, whatever came before.
 """
 
-from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush, nsmallest
+from math import log
 from operator import itemgetter
 from time import perf_counter
 
 from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
+from engine.drafting.noise import ErrorModel
+from engine.sampling import COLDEST, gumbel
+from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import Work
+from engine.types import Followers, Work
 
 NEGLIGIBLE = 0.02
 """Once so little probability is left, shorter matches are not asked."""
@@ -23,17 +32,40 @@ SLIGHT = 0.3
 """The part of the smallest useful probability below which a contribution is not added up."""
 
 
+LUCKIEST = 2
+"""Of the tokens that a tier has often seen, so many are named for their noise."""
+
 Candidate = tuple[float, int, float, EvidenceWeights, Rate]
 """Estimated probability after the rate is applied, token, probability before, evidence, rate."""
 
 
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What may follow at one position: tokens with their probabilities, the noise of each, and the
+    evidence that named it first. `errors` is the class of the whole."""
+
+    tokens: list[int]
+    shares: list[float]
+    noise: list[float]
+    origin: list[EvidenceWeights]
+    errors: ErrorModel
+
+
 class Hierarchy:
-    """Drafts from tiers in their order, highest locality first."""
+    """Drafts from tiers in their order, highest locality first.
+
+    `sampling` is that of the run, where drafts are verified by its noise: None where the noise is
+    not known, or is not what decides.
+    """
 
     name = "databases"
 
-    def __init__(self, tiers: Sequence[Tier], calibration: Calibration) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], calibration: Calibration, sampling: Sampling | None = None
+    ) -> None:
         self.tiers, self.calibration = tiers, calibration
+        drawn = sampling is not None and sampling.temperature >= COLDEST
+        self.sampling = sampling if drawn else None
         self.sources = {tier.name: tier.source for tier in tiers}
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         self.tree = Tree(0)
@@ -43,6 +75,9 @@ class Hierarchy:
         """How many tokens were decided when the tree was grown that is to be learned from."""
         self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
         """What was found in this step: drafting asks first, learning asks again."""
+        self.laws: dict[tuple[int, tuple[int, ...], int], Law | None] = {}
+        self.lucky: dict[tuple[int, int], list[tuple[EvidenceWeights, Followers]]] = {}
+        """The same, of what may follow at a position."""
         self.near = tiers[:-1] or tiers
         """All but the farthest, whose look-ups take the longest."""
 
@@ -55,22 +90,32 @@ class Hierarchy:
         # A probe teaches nothing: what it would learn from takes the look-ups that it spares.
         self.grown = None if budget.near else len(tokens)
         if budget.nodes:
-            self.grow_from(self.near if budget.near else self.tiers, tree, suffix, budget)
+            tiers = self.near if budget.near else self.tiers
+            self.grow_from(tiers, tree, suffix, len(tokens), budget)
         tree.cut(max(before, budget.best))
         del self.candidates[len(tree) - before :]
         return {source: Work(seconds) for source, seconds in self.spent.items()}
 
     def grow_from(
-        self, tiers: Sequence[Tier], tree: Tree, suffix: tuple[int, ...], budget: Budget
+        self,
+        tiers: Sequence[Tier],
+        tree: Tree,
+        suffix: tuple[int, ...],
+        position: int,
+        budget: Budget,
     ) -> None:
-        """Add the likeliest nodes that `tiers` know of until no further one pays."""
+        """Add the likeliest nodes that `tiers` know of until no further one pays.
+
+        What follows the root stands at `position`.
+        """
         # (-probability, number, parent row, candidate, suffix and depth of the parent)
         heap: list[tuple[float, int, int, Candidate, tuple[int, ...], int]] = []
         number, row, probability, depth = 0, 0, 1.0, 0
         # No node is likelier than the one added last: once that would not pay again, none does.
         while budget.pays(len(tree), probability):
             if depth < budget.depth:
-                for candidate in self.expand(tiers, suffix, budget.floor / probability):
+                floor = budget.floor / probability
+                for candidate in self.expand(tiers, suffix, position + depth, floor):
                     if candidate[1] < budget.vocabulary:
                         number += 1
                         heappush(
@@ -90,16 +135,33 @@ class Hierarchy:
             depth += 1
 
     def expand(
-        self, tiers: Sequence[Tier], suffix: tuple[int, ...], floor: float
+        self, tiers: Sequence[Tier], suffix: tuple[int, ...], position: int, floor: float
     ) -> list[Candidate]:
         """Estimated probabilities of next tokens that reach `floor`, each with its first evidence.
 
         Contributions of less than a part of `floor` are left out: they cannot lift a token to it.
+        With noise they can.
         """
+        if self.sampling is None:
+            found, origin, _ = self.interpolated(self.chain(tiers, suffix), floor * SLIGHT)
+            shares = ((share, token, origin[token]) for token, share in found.items())
+            return ranked(shares, floor, noisy=False)
+        law = self.law(tiers, suffix, position)
+        if law is None:
+            return []
+        temperature = self.sampling.temperature
+        chances, _ = law.errors.estimates(law.shares, law.noise, temperature)
+        return ranked(zip(chances, law.tokens, law.origin, strict=True), floor, noisy=True)
+
+    def interpolated(
+        self, chain: Sequence[Evidence], least: float
+    ) -> tuple[dict[int, float], dict[int, EvidenceWeights], float]:
+        """The probabilities that a chain gives to tokens, the first evidence of each, and what is
+        left. Contributions below `least` are left out."""
         found: dict[int, float] = {}
         origin: dict[int, EvidenceWeights] = {}
-        left, least = 1.0, floor * SLIGHT
-        for weights, followers in self.chain(tiers, suffix):
+        left = 1.0
+        for weights, followers in chain:
             said = left * weights.values[followers.strength]
             scale = said / followers.total
             for token, count in followers.order or followers.ranked():
@@ -114,16 +176,66 @@ class Hierarchy:
             left -= said
             if left < least or left < NEGLIGIBLE:
                 break
-        candidates: list[Candidate] = []
-        for token, share in sorted(found.items(), key=itemgetter(1), reverse=True):
-            weights = origin[token]
-            rate = weights.rates[min(len(candidates), RANKS - 1)]
-            # Scaling halves what is left to certainty at most.
-            scaled = min(share * rate.factor, (1.0 + share) / 2)
-            if scaled < floor:
-                break
-            candidates.append((scaled, token, share, weights, rate))
-        return candidates
+        return found, origin, left
+
+    def law(self, tiers: Sequence[Tier], suffix: tuple[int, ...], position: int) -> Law | None:
+        """What may follow `suffix` at `position`; None where nothing is known."""
+        key = id(tiers), suffix, position
+        if key in self.laws:
+            return self.laws[key]
+        chain = self.chain(tiers, suffix)
+        found, origin, left = self.interpolated(chain, 0.0)
+        for weights, followers in self.luckiest(tiers, position) if left >= NEGLIGIBLE else ():
+            said = left * weights.values[followers.strength]
+            scale = said / followers.total
+            for token, count in followers.counts.items():
+                if token in found:
+                    found[token] += scale * count
+                else:
+                    found[token] = scale * count
+                    origin[token] = weights
+            left -= said
+        law = None
+        if found:
+            assert self.sampling is not None
+            tokens = list(found)
+            noise = gumbel(self.sampling.seed, position, tokens).tolist()
+            first = chain[0][0] if chain else origin[tokens[0]]
+            shares, weights_of = list(found.values()), list(origin.values())
+            law = Law(tokens, shares, noise, weights_of, first.errors)
+        self.laws[key] = law
+        return law
+
+    def luckiest(
+        self, tiers: Sequence[Tier], position: int
+    ) -> list[tuple[EvidenceWeights, Followers]]:
+        """Of what each tier has often seen, the tokens that the noise of a position favours most.
+
+        Equals go by their number, the smaller first.
+        """
+        key = id(tiers), position
+        if key in self.lucky:
+            return self.lucky[key]
+        assert self.sampling is not None
+        found = self.lucky[key] = []
+        for weights, often in self.unigrams(tiers):
+            tokens = list(often.counts)
+            noise = gumbel(self.sampling.seed, position, tokens).tolist()
+            scores = [
+                (-log(often.counts[token]) - luck, token)
+                for token, luck in zip(tokens, noise, strict=True)
+            ]
+            counts = {token: often.counts[token] for _, token in nsmallest(LUCKIEST, scores)}
+            found.append((weights, Followers(often.total, often.distinct, counts)))
+        return found
+
+    def unigrams(self, tiers: Sequence[Tier]) -> list[Evidence]:
+        """What each tier has often seen, whatever came before."""
+        return [
+            (self.calibration.unigrams[tier.name], often)
+            for tier in tiers
+            if (often := tier.unigrams()) is not None
+        ]
 
     def chain(self, tiers: Sequence[Tier], suffix: tuple[int, ...]) -> list[Evidence]:
         """All evidence on what follows `suffix`, in the order of interpolation."""
@@ -155,12 +267,24 @@ class Hierarchy:
             self.settle(tokens[start:])
             self.candidates = []  # the next step may go by without a draft from here
             for at in range(start, len(tokens)):
-                suffix = tuple(tokens[max(0, at - LONGEST) : at])
-                self.calibration.learn(self.chain(self.tiers, suffix), tokens[at])
+                self.learn(tuple(tokens[max(0, at - LONGEST) : at]), at, tokens[at])
         self.grown = None
+        self.laws.clear()
+        self.lucky.clear()
         self.chains.clear()  # what the tiers learn now changes their answers
         for tier in self.tiers:
             tier.observe(tokens, new)
+
+    def learn(self, suffix: tuple[int, ...], position: int, token: int) -> None:
+        """Learn what the evidence was worth, and what the noise told: the target said `token`."""
+        chain = self.chain(self.tiers, suffix)
+        if self.sampling is not None:
+            law = self.law(self.tiers, suffix, position)
+            if law is not None:
+                said = law.tokens.index(token) if token in law.tokens else None
+                law.errors.learn(law.shares, law.noise, self.sampling.temperature, said)
+            chain = [*chain, *self.unigrams(self.tiers)]
+        self.calibration.learn(chain, token)
 
     def settle(self, emitted: Sequence[int]) -> None:
         """Count the drafted nodes whose parents were visited, and whether they were accepted."""
@@ -185,3 +309,19 @@ class Hierarchy:
         """Let the tiers keep the answer."""
         for tier in self.tiers:
             tier.finish(tokens, new)
+
+
+def ranked(
+    found: Iterable[tuple[float, int, EvidenceWeights]], floor: float, noisy: bool
+) -> list[Candidate]:
+    """The candidates that reach `floor` once their rates are applied, the likeliest first."""
+    candidates: list[Candidate] = []
+    for share, token, weights in sorted(found, key=itemgetter(0), reverse=True):
+        rates = weights.noisy_rates if noisy else weights.rates
+        rate = rates[min(len(candidates), RANKS - 1)]
+        # Scaling halves what is left to certainty at most.
+        scaled = min(share * rate.factor, (1.0 + share) / 2)
+        if scaled < floor:
+            break
+        candidates.append((scaled, token, share, weights, rate))
+    return candidates

@@ -67,6 +67,10 @@ class ModelTier:
         """What followed the end of `suffix` in past answers."""
         return self.counts.matches(suffix)
 
+    def unigrams(self) -> Followers | None:
+        """What is often said in past answers."""
+        return self.counts.unigrams
+
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn before the answer is over."""
 
@@ -105,6 +109,10 @@ class Unlearned(ModelTier):
                 break
             found.append(left)
         return found
+
+    def unigrams(self) -> Followers | None:
+        known, own = self.tier.unigrams(), super().unigrams()
+        return known.less(own) if known and own else known
 
 
 class Forgetful(Frozen):

@@ -14,6 +14,9 @@ ENTRY, LEAF, FOLLOWERS = 120, 110, 320
 """Bytes of an entry of the table, of a leaf, and of followers of its own: those of a key that was
 seen once are shared. As measured with tracemalloc."""
 
+FREQUENT = 256
+"""The most tokens that are kept as often counted: the rarer half goes when there are more."""
+
 Key = tuple[int, ...]
 
 
@@ -32,6 +35,8 @@ class NgramCounts:
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self.table: dict[Key, Followers | Leaf] = {}
+        self.unigrams: Followers | None = None
+        """What is often counted, whatever the key."""
         self.leaves = self.owned = 0
         """Leaves, and followers that are shared with no other key."""
 
@@ -44,6 +49,10 @@ class NgramCounts:
         """Count `token` after `key` and after each of its suffixes; whether the two were new."""
         table, key = self.table, key[-self.longest :]
         fresh = False
+        if self.unigrams is None:
+            self.unigrams = Followers(count, 1, {token: count})
+        else:
+            self.unigrams = self.unigrams.plus(token, count, FREQUENT)
         for size in range(1, len(key) + 1):
             end = key[-size:]
             known = table.get(end)

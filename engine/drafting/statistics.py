@@ -29,6 +29,10 @@ class StatisticsTier:
                 self.known.clear()
         return found
 
+    def unigrams(self) -> Followers | None:
+        """What is often said in the texts."""
+        return self.table.unigrams()
+
     def look_up(self, key: tuple[int, ...]) -> Sequence[Followers]:
         """The followers of the last 1, 2, ... tokens of `key`."""
         found = []
