@@ -234,14 +234,14 @@ def read_drawn(path: Path) -> Drawn | None:
 
 
 def statistics_of(
-    recordings: Iterable[Recording], vocabulary: int, folder: Path
+    recordings: Iterable[Recording], vocabulary: Vocabulary, folder: Path
 ) -> StatisticsTable | None:
     """A statistics file of answers, made and opened as in use."""
     documents = [np.array(r.prompt[-3:] + r.answer, dtype=np.uint32) for r in recordings]
     if not documents:
         return None
     path = folder / "replay.statistics.db"
-    build(documents, path, "replay", vocabulary, "Recorded answers", BUDGET, fewest=1)
+    build(documents, path, "replay", vocabulary.size, "Recorded answers", BUDGET, fewest=1)
     return StatisticsTable(path)
 
 
@@ -390,8 +390,8 @@ def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if drawn is not None:
             table = find_table(drawn.tokenizer, ASSETS / "statistics")
-        else:
-            table = statistics_of(others, size, Path(folder))
+        elif texts is not None:
+            table = statistics_of(others, texts, Path(folder))
         results = measure(recordings, table, size, options.split, options.limit, entries, others)
         if table is not None:
             table.close()

@@ -48,7 +48,7 @@ MEMORY = 2000.0
 """Beyond so many observations old ones fade, so that weights follow a change of subject."""
 RANKS = 4
 """Siblings from this rank on are counted together."""
-RANK_SUFFIX, NOISY_RANK_SUFFIX, NOISE_SUFFIX = ":rank", ":noisy rank", ":noise"
+RANK_SUFFIX, NOISY_RANK_SUFFIX, NOISE = ":rank", ":noisy rank", "noise"
 SIZE = 130_000
 """About the bytes of a calibration, as measured: 85,000 when it is new, 170,000 at most."""
 UNSEEN = 1e-4
@@ -78,13 +78,12 @@ class EvidenceWeights:
     """The evidence weights of one tier and match length.
 
     `values` holds the weight per strength, `rates` the acceptance per rank among siblings. Where
-    the noise is known, `noisy_rates` takes its place, and `errors` says how far it is to be
-    believed. A match of length 0 is what is often said, whatever came before.
+    the noise is known, `noisy_rates` takes its place. A match of length 0 is what is often said,
+    whatever came before.
     """
 
     __slots__ = (
         "credited",
-        "errors",
         "match_length",
         "noisy_rates",
         "priors",
@@ -102,7 +101,6 @@ class EvidenceWeights:
         self.credited = [0.0] * STRENGTHS
         self.rates = [Rate() for _ in range(RANKS)]
         self.noisy_rates = [Rate() for _ in range(RANKS)]
-        self.errors = ErrorModel()
 
     def learn(self, strength: int, reached: float, credited: float) -> None:
         """Count an observation: the share of a token for which this was reached, and its credit."""
@@ -121,7 +119,8 @@ Evidence = tuple[EvidenceWeights, Followers]
 
 
 class Calibration:
-    """The evidence weights of every tier, per model and owner. Its rows are stored."""
+    """The evidence weights of every tier, per model and owner, and how far the noise is to be
+    believed. Its rows are stored."""
 
     def __init__(self, rows: Iterable[CalibrationRow] = ()) -> None:
         self.weights = {
@@ -131,6 +130,7 @@ class Calibration:
             ]
             for tier, pairs in PRIORS.items()
         }
+        self.errors = ErrorModel()
         self.unigrams = {
             tier: EvidenceWeights(tier, 0, *pair) for tier, pair in UNIGRAM_PRIORS.items()
         }
@@ -141,14 +141,14 @@ class Calibration:
         """Take over what was learned before; a damaged row says nothing."""
         name, _, kind = row.tier.partition(":")
         counted = 0 <= row.reached < inf and 0 <= row.credited < inf
+        if row.tier == NOISE and counted:
+            self.errors.load(row.strength, row.reached, row.credited)
         if name not in self.weights or not 0 <= row.match_length <= LONGEST or not counted:
             return
         weights = self.of(name, row.match_length)
         rates = {RANK_SUFFIX: weights.rates, NOISY_RANK_SUFFIX: weights.noisy_rates}.get(":" + kind)
         if rates is not None and 0 <= row.strength < RANKS:
             rates[row.strength].learn(row.reached, row.credited)
-        if row.tier == name + NOISE_SUFFIX:
-            weights.errors.load(row.strength, row.reached, row.credited)
         if name == row.tier and 0 <= row.strength < STRENGTHS and row.credited <= row.reached:
             weights.learn(row.strength, row.reached, row.credited)
 
@@ -158,7 +158,10 @@ class Calibration:
 
     def rows(self) -> list[CalibrationRow]:
         """What was learned."""
-        rows = []
+        rows = [
+            CalibrationRow(NOISE, 0, which, *learned)
+            for which, learned in enumerate(self.errors.learned())
+        ]
         for weights in (self.of(tier, n) for tier in self.weights for n in range(LONGEST + 1)):
             tier, length = weights.tier, weights.match_length
             for strength in range(STRENGTHS):
@@ -171,8 +174,6 @@ class Calibration:
                 for rank, rate in enumerate(rates):
                     name = tier + suffix
                     rows.append(CalibrationRow(name, length, rank, rate.expected, rate.accepted))
-            for which, learned in enumerate(weights.errors.learned()):
-                rows.append(CalibrationRow(tier + NOISE_SUFFIX, length, which, *learned))
         return [row for row in rows if row.reached]
 
     def learn(self, chain: Sequence[Evidence], token: int) -> None:

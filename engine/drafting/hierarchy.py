@@ -20,7 +20,6 @@ from time import perf_counter
 from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
-from engine.drafting.noise import ErrorModel
 from engine.sampling import COLDEST, gumbel
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -42,13 +41,13 @@ Candidate = tuple[float, int, float, EvidenceWeights, Rate]
 @dataclass(frozen=True, slots=True)
 class Law:
     """What may follow at one position: tokens with their probabilities, the noise of each, and the
-    evidence that named it first. `errors` is the class of the whole."""
+    evidence that named it first. Those from `named` on were named for their noise alone."""
 
     tokens: list[int]
     shares: list[float]
     noise: list[float]
     origin: list[EvidenceWeights]
-    errors: ErrorModel
+    named: int
 
 
 class Hierarchy:
@@ -150,7 +149,8 @@ class Hierarchy:
         if law is None:
             return []
         temperature = self.sampling.temperature
-        chances, _ = law.errors.estimates(law.shares, law.noise, temperature)
+        errors = self.calibration.errors
+        chances, _ = errors.estimates(law.shares, law.noise, law.named, temperature)
         return ranked(zip(chances, law.tokens, law.origin, strict=True), floor, noisy=True)
 
     def interpolated(
@@ -185,6 +185,7 @@ class Hierarchy:
             return self.laws[key]
         chain = self.chain(tiers, suffix)
         found, origin, left = self.interpolated(chain, 0.0)
+        named = len(found)
         for weights, followers in self.luckiest(tiers, position) if left >= NEGLIGIBLE else ():
             said = left * weights.values[followers.strength]
             scale = said / followers.total
@@ -200,9 +201,7 @@ class Hierarchy:
             assert self.sampling is not None
             tokens = list(found)
             noise = gumbel(self.sampling.seed, position, tokens).tolist()
-            first = chain[0][0] if chain else origin[tokens[0]]
-            shares, weights_of = list(found.values()), list(origin.values())
-            law = Law(tokens, shares, noise, weights_of, first.errors)
+            law = Law(tokens, list(found.values()), noise, list(origin.values()), named)
         self.laws[key] = law
         return law
 
@@ -282,7 +281,9 @@ class Hierarchy:
             law = self.law(self.tiers, suffix, position)
             if law is not None:
                 said = law.tokens.index(token) if token in law.tokens else None
-                law.errors.learn(law.shares, law.noise, self.sampling.temperature, said)
+                self.calibration.errors.learn(
+                    law.shares, law.noise, law.named, self.sampling.temperature, said
+                )
             chain = [*chain, *self.unigrams(self.tiers)]
         self.calibration.learn(chain, token)
 

@@ -5,13 +5,14 @@ drafting does not know, and g the noise of seed, position and token, which draft
 (engine/sampling.py). The databases estimate P by p, with an error. If the error of log p follows
 the Gumbel law as well, of scale 1 / l, then a candidate wins with the probability
 
-    q = p ** A * exp(l * g) / (sum of the same over all candidates + c * r ** A)
+    q = d * p ** A * exp(l * g) / (the sum of this over all candidates + c * r ** A)
 
 where r is the mass of all that is not named, and A = a * sqrt(1 + l * l): the two noises together
 are wider than one, and q has to be p on average. With l = 0 the noise says nothing, and q is p. A
 large l trusts p fully, and the largest log p + g wins. Errors of logits weigh more at a low
-temperature, so l = trust * temperature. `trust`, a (`sharpness`) and c (`unnamed`) are learned
-online for each class of evidence. That is the tier and the length of the longest match.
+temperature, so l = trust * temperature. d is 1, but for candidates that were named for their noise
+alone. What the sampler cuts off (top-k, top-p, min-p) is mostly among these and the unnamed.
+`trust`, a (`sharpness`), log c and log d are learned online.
 
 Invariant: drafts decide nothing. Noise that is wrong costs drafts, never a token of the answer.
 """
@@ -19,20 +20,20 @@ Invariant: drafts decide nothing. Noise that is wrong costs drafts, never a toke
 from collections.abc import Sequence
 from math import exp, log, sqrt
 
-TRUST, SHARPNESS, UNNAMED = 0.83, 0.92, -0.4
-"""First values, `UNNAMED` of log c: fitted to recorded answers of the embedded model."""
+FIRST = (0.81, 0.85, -0.5, -0.6)
+"""First values of trust, sharpness, log c and log d, fitted to answers of the embedded model."""
+RANGES = ((0.0, 3.0), (0.3, 3.0), (-5.0, 5.0), (-5.0, 5.0))
+"""Where they stay, whatever is observed."""
 PRIOR = 60.0
 """The precision of the first values: about that of so many tokens."""
-MEMORY = 1000.0
+MEMORY = 3000.0
 """No precision grows beyond it, so that the values follow a change of subject or of settings."""
-RANGES = ((0.0, 3.0), (0.3, 3.0), (-5.0, 5.0))
-"""Where trust, sharpness and log c stay, whatever is observed."""
 LEAST = 1e-4
 """The least mass of what is not named."""
 
 
 class ErrorModel:
-    """How far the estimates of one class of evidence are to be trusted against the noise.
+    """How far estimates are to be trusted against the noise.
 
     Each value moves by online Newton steps up the likelihood of what the target said: by the
     gradient over the precision, which is the sum of the second derivatives met so far.
@@ -41,8 +42,8 @@ class ErrorModel:
     __slots__ = ("precisions", "values")
 
     def __init__(self) -> None:
-        self.values = [TRUST, SHARPNESS, UNNAMED]
-        self.precisions = [PRIOR, PRIOR, PRIOR]
+        self.values = list(FIRST)
+        self.precisions = [PRIOR] * len(FIRST)
 
     def learned(self) -> list[tuple[float, float]]:
         """What was learned of each value: the precision beyond the first one, and the value above
@@ -60,49 +61,60 @@ class ErrorModel:
             self.values[which] = min(low + value, high)
 
     def estimates(
-        self, shares: Sequence[float], noise: Sequence[float], temperature: float
+        self, shares: Sequence[float], noise: Sequence[float], named: int, temperature: float
     ) -> tuple[list[float], float]:
         """The chance of each candidate of probability `shares` and noise `noise` to be chosen, and
-        that of all others together."""
-        trust, sharpness, unnamed = self.values
+        that of all others together. Those from `named` on were named for their noise alone."""
+        trust, sharpness, unnamed, lucky = self.values
         slope = trust * temperature
         power = sharpness * sqrt(1.0 + slope * slope)
-        total = exp(power * log(unnamed_mass(shares)) + unnamed)
-        others, weights = total, []
-        for share, luck in zip(shares, noise, strict=True):
-            weight = exp(power * log(share) + slope * luck)
+        total = others = exp(power * log(unnamed_mass(shares)) + unnamed)
+        weights = []
+        for number, (share, luck) in enumerate(zip(shares, noise, strict=True)):
+            score = power * log(share) + slope * luck
+            weight = exp(score if number < named else score + lucky)
             weights.append(weight)
             total += weight
         return [weight / total for weight in weights], others / total
 
     def learn(
-        self, shares: Sequence[float], noise: Sequence[float], temperature: float, said: int | None
+        self,
+        shares: Sequence[float],
+        noise: Sequence[float],
+        named: int,
+        temperature: float,
+        said: int | None,
     ) -> None:
         """The target said candidate number `said`, or a token that is none of the candidates."""
-        chances, others = self.estimates(shares, noise, temperature)
-        trust, sharpness, _ = self.values
+        chances, others = self.estimates(shares, noise, named, temperature)
+        trust, sharpness = self.values[:2]
         slope = trust * temperature
         width = sqrt(1.0 + slope * slope)
-        # How the logarithm of each weight grows with trust and sharpness: a candidate's, and then,
-        # at first, that of all others, whose noise is not known.
         bend = temperature * sharpness * slope / width
+        # How the score of what was said grows with trust and sharpness, then the mean of that over
+        # all that could have been said, and the mean of its square. First all others: their noise
+        # is not known.
         mass = log(unnamed_mass(shares))
-        at_trust, at_sharpness = bend * mass, width * mass
-        came = (at_trust, at_sharpness, 1.0)
-        sums = [others * at_trust, others * at_sharpness]
-        squares = [sums[0] * at_trust, sums[1] * at_sharpness]
+        trusted, sharpened = bend * mass, width * mass
+        came = trusted, sharpened
+        means = [others * trusted, others * sharpened]
+        squares = [others * trusted * trusted, others * sharpened * sharpened]
+        lucky = 0.0
         for number, (share, luck, chance) in enumerate(zip(shares, noise, chances, strict=True)):
             mass = log(share)
-            at_trust, at_sharpness = temperature * luck + bend * mass, width * mass
+            trusted, sharpened = temperature * luck + bend * mass, width * mass
             if number == said:
-                came = (at_trust, at_sharpness, 0.0)
-            sums[0] += chance * at_trust
-            sums[1] += chance * at_sharpness
-            squares[0] += chance * at_trust * at_trust
-            squares[1] += chance * at_sharpness * at_sharpness
-        self.move(0, came[0] - sums[0], squares[0] - sums[0] * sums[0])
-        self.move(1, came[1] - sums[1], squares[1] - sums[1] * sums[1])
-        self.move(2, came[2] - others, others - others * others)
+                came = trusted, sharpened
+            means[0] += chance * trusted
+            means[1] += chance * sharpened
+            squares[0] += chance * trusted * trusted
+            squares[1] += chance * sharpened * sharpened
+            if number >= named:
+                lucky += chance
+        self.move(0, came[0] - means[0], squares[0] - means[0] * means[0])
+        self.move(1, came[1] - means[1], squares[1] - means[1] * means[1])
+        self.move(2, float(said is None) - others, others - others * others)
+        self.move(3, float(said is not None and said >= named) - lucky, lucky - lucky * lucky)
 
     def move(self, which: int, gradient: float, curvature: float) -> None:
         """One step of one value."""
