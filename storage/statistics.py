@@ -8,6 +8,9 @@ key, all its suffixes are stored, so who asks with ever longer keys may stop at 
 A file may come from anywhere. It is used only if it holds the two tables and nothing else, as any
 view, trigger or virtual table would run what its maker wrote. An entry that no builder writes is
 like a missing one. So a poisoned file can draft in vain, but never hang, crash or change an answer.
+
+With the compiled core (engine/native.py) drafting asks a copy in native memory instead, which is
+read in the background. Until that is done, or where the file is too large or damaged, it asks here.
 """
 
 import sqlite3
@@ -15,10 +18,13 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from threading import Event, Thread
+from typing import Any, NamedTuple
 
+from engine import native
 from engine.errors import StorageError
 from engine.types import Followers
 
@@ -60,6 +66,20 @@ SHARES = tuple(2.0 ** (-step / 16) for step in range(256))
 HEAD = 2
 NARROW, WIDE = struct.Struct("<BH"), struct.Struct("<BI")
 """An entry: its share and its token, which takes four bytes where two are not enough."""
+
+IN_MEMORY = 96 << 20
+"""Bytes that a copy in native memory takes at most, which is some three million keys. Of a larger
+table only a filter of its keys is kept there."""
+READ_SECONDS = 60.0
+BATCH = """\
+SELECT max(key), group_concat(key || ' ' || hex(followers), ',') FROM
+(SELECT key, followers FROM grams WHERE key > ? AND typeof(followers) = 'blob'
+AND length(followers) <= ? ORDER BY key LIMIT 16384)"""
+"""The next entries in one text, which SQLite makes without the interpreter's lock."""
+LONGEST_BATCH = 8 << 20
+LONGEST_ENTRY = HEAD + FOLLOWERS * WIDE.size
+SMALLEST_ENTRY = 8
+"""The bytes in the file that an entry takes at least: more keys than that cannot be in it."""
 
 
 def key_bits(vocabulary: int) -> int:
@@ -115,12 +135,9 @@ class StatisticsTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         try:
-            self.connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            self.connection = connected(path, LONGEST)
             try:
-                self.connection.execute("PRAGMA trusted_schema = OFF")
-                self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
                 late = time.monotonic() + OPEN_SECONDS
                 self.connection.set_progress_handler(lambda: time.monotonic() > late, 10_000)
                 self.meta = self.read_meta()
@@ -138,6 +155,8 @@ class StatisticsTable:
         self.bits, self.entry = key_bits(vocabulary), entry_format(vocabulary)
         self.vocabulary, self.tokens = vocabulary, int(self.meta["tokens"])
         self.look_up_packed = lru_cache(maxsize=CACHED)(self.read)
+        self.memory: Any = None
+        self.closed = Event()
 
     def read_meta(self) -> dict[str, str]:
         """The meta data. Raises ValueError unless it is in a plain table."""
@@ -240,14 +259,38 @@ class StatisticsTable:
                 best.append(Likeliest(packed - first, token, count / found.total))
         yield from sorted(best, key=lambda pair: -pair.share)[:limit]
 
+    def in_memory(self) -> Any:
+        """The copy in native memory, which is being read from the first call on; None without the
+        compiled core."""
+        if self.memory is None and native.core is not None:
+            self.memory = native.core.Table(
+                counts=COUNTS,
+                shares=SHARES,
+                rounded=ROUNDED,
+                tokens=self.tokens,
+                vocabulary=self.vocabulary,
+                bits=self.bits,
+                widest=FOLLOWERS,
+                wide=self.entry is WIDE,
+                limit=IN_MEMORY,
+                expected=min(int(self.meta["keys"]), self.size_bytes // SMALLEST_ENTRY),
+            )
+            # The reader must not keep the table, which stops it when it goes.
+            weakref.finalize(self, self.closed.set)
+            reader = Thread(target=read_all, args=(self.path, self.memory, self.closed))
+            reader.start()
+        return self.memory
+
     def forget_look_ups(self) -> None:
-        """Have the next look-ups read the file, as the first ones did."""
+        """Have the next look-ups read the file, as the first ones did. The copy in native memory
+        remembers none: there every look-up is like the first one."""
         self.look_up_packed.cache_clear()
 
     @property
     def cached_bytes(self) -> int:
-        """About what the remembered look-ups take in memory."""
-        return self.look_up_packed.cache_info().currsize * CACHED_BYTES
+        """About what the remembered look-ups take in memory, and the copy in native memory."""
+        copied = self.memory.bytes if self.memory is not None else 0
+        return self.look_up_packed.cache_info().currsize * CACHED_BYTES + int(copied)
 
     @property
     def size_bytes(self) -> int:
@@ -256,7 +299,46 @@ class StatisticsTable:
 
     def close(self) -> None:
         """Close the file."""
+        self.closed.set()
         self.connection.close()
+
+
+def read_all(path: Path, memory: Any, closed: Event) -> None:
+    """Read the whole file into native memory, which then begins to answer; a file that cannot be
+    read to its end leaves it as it is, silent."""
+    late = time.monotonic() + READ_SECONDS
+    last = 0
+    try:
+        with closing(connected(path, LONGEST_BATCH)) as connection:
+            connection.set_progress_handler(
+                lambda: closed.is_set() or time.monotonic() > late, 100_000
+            )
+            while True:
+                key, text = connection.execute(
+                    BATCH, (last, HEAD + FOLLOWERS * WIDE.size)
+                ).fetchone()
+                if key is None:
+                    memory.seal()
+                    return
+                if key <= last:
+                    return
+                memory.read(text)
+                last = key
+    except (sqlite3.Error, UnicodeError):
+        return
+
+
+def connected(path: Path, longest: int) -> sqlite3.Connection:
+    """A connection that reads the file and trusts nothing in it; no value may be longer."""
+    uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+    connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def find_table(

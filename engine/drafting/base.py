@@ -72,7 +72,7 @@ class Frozen:
     """
 
     def __init__(self, tier: Tier) -> None:
-        self.name, self.source = tier.name, tier.source
+        self.tier, self.name, self.source = tier, tier.name, tier.source
         self.matches, self.unigrams = tier.matches, tier.unigrams
 
     def observe(self, tokens: Sequence[int], new: int) -> None:

@@ -21,7 +21,8 @@ class Budget:
     the tree was worth most so far; `expected` is E, the number of tokens the tree as grown so far
     is expected to emit, its bonus token included. `near` asks for drafts of near databases alone,
     those that are as good as free to look into. `due` names who drafts in this step whatever is
-    expected of it, as it has not drafted for long: DATABASES or STACK (engine/types.py).
+    expected of it, as it has not drafted for long: DATABASES or STACK (engine/types.py). `owed` is
+    whether that is the databases.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class Budget:
         "floor",
         "near",
         "nodes",
+        "owed",
         "vocabulary",
         "worth",
     )
@@ -49,12 +51,12 @@ class Budget:
         self.nodes = min(drafting.nodes, LARGEST) if depth > 0 else 0
         self.depth, self.vocabulary = depth, vocabulary
         self.costs = costs if drafting.budget == "adaptive" else None
-        self.due, self.near = due, near
+        self.due, self.owed, self.near = due, due == DATABASES, near
         self.floor = drafting.threshold
         self.expected = 1.0
         self.best = 0
         self.worth = 0.0
-        if self.costs is not None and due != DATABASES:
+        if self.costs is not None and not self.owed:
             self.worth = 1.0 / self.costs.table[0]
             # No node below this can ever pay, so nothing is looked up for it.
             self.floor = max(self.floor, self.costs.entry)
@@ -63,7 +65,7 @@ class Budget:
         """Whether a tree of `size` nodes should grow by one of that path probability."""
         if size >= self.nodes or probability < self.floor:
             return False
-        if self.costs is None or (self.due == DATABASES and not size):
+        if self.costs is None or (self.owed and not size):
             return True
         return probability > self.expected * self.costs.slopes[size]
 

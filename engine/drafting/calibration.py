@@ -8,14 +8,18 @@ Strength says how often a key was seen and how far the next tokens agreed.
 Weights are learned online. After every emitted token each piece of evidence gets its share of the
 credit for it: weight = tokens credited to it / tokens for which it was reached.
 
+Learned numbers lie in arrays: the compiled core (engine/drafting/compiled.py) learns in place.
+
 Drafted nodes were chosen for their high estimates, so their estimates are too high more often than
 too low. A second part corrects that. It counts drafted nodes whose parent was visited, per tier,
 match length and rank among siblings, and scales estimates of that kind by accepted / expected.
 Estimates that know the noise (engine/drafting/noise.py) are corrected by counts of their own.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+from typing import Any
 
 from engine.drafting.noise import ErrorModel
 from engine.types import (
@@ -58,20 +62,36 @@ UNSEEN = 1e-4
 class Rate:
     """How often drafted nodes of one kind were accepted, against what was expected of them."""
 
-    __slots__ = ("accepted", "expected", "factor")
+    __slots__ = ("figures",)
 
     def __init__(self) -> None:
-        self.expected = self.accepted = 0.0
-        self.factor = 1.0
+        self.figures = array("d", (0.0, 0.0, 1.0))
+        """Expected, accepted, and the factor that follows from them."""
+
+    @property
+    def expected(self) -> float:
+        """How many of the nodes that were counted were expected to be accepted."""
+        return self.figures[0]
+
+    @property
+    def accepted(self) -> float:
+        """How many of them were."""
+        return self.figures[1]
+
+    @property
+    def factor(self) -> float:
+        """What to multiply an estimate by."""
+        return self.figures[2]
 
     def learn(self, expected: float, accepted: float) -> None:
         """Count nodes whose parent was visited."""
-        self.expected += expected
-        self.accepted += accepted
-        if self.expected > MEMORY:
-            self.expected /= 2
-            self.accepted /= 2
-        self.factor = (PRIOR_OBSERVATIONS + self.accepted) / (PRIOR_OBSERVATIONS + self.expected)
+        expected += self.figures[0]
+        accepted += self.figures[1]
+        if expected > MEMORY:
+            expected /= 2
+            accepted /= 2
+        factor = (PRIOR_OBSERVATIONS + accepted) / (PRIOR_OBSERVATIONS + expected)
+        self.figures[:] = array("d", (expected, accepted, factor))
 
 
 class EvidenceWeights:
@@ -95,10 +115,10 @@ class EvidenceWeights:
 
     def __init__(self, tier: str, match_length: int, a: float, b: float) -> None:
         self.tier, self.match_length = tier, match_length
-        self.priors = [prior(strength, a, b) for strength in range(STRENGTHS)]
-        self.values = list(self.priors)
-        self.reached = [0.0] * STRENGTHS
-        self.credited = [0.0] * STRENGTHS
+        self.priors = array("d", (prior(strength, a, b) for strength in range(STRENGTHS)))
+        self.values = array("d", self.priors)
+        self.reached = array("d", (0.0,) * STRENGTHS)
+        self.credited = array("d", (0.0,) * STRENGTHS)
         self.rates = [Rate() for _ in range(RANKS)]
         self.noisy_rates = [Rate() for _ in range(RANKS)]
 
@@ -134,6 +154,8 @@ class Calibration:
         self.unigrams = {
             tier: EvidenceWeights(tier, 0, *pair) for tier, pair in UNIGRAM_PRIORS.items()
         }
+        self.compiled: Any = None
+        """The compiled core's view of these numbers, once it was asked for."""
         for row in rows:
             self.load(row)
 
@@ -178,12 +200,14 @@ class Calibration:
 
     def learn(self, chain: Sequence[Evidence], token: int) -> None:
         """The target said `token` where `chain` was the evidence, the longest match first."""
-        left, said = 1.0, []
+        left, total, said = 1.0, 0.0, []
         for weights, followers in chain:
             weight = weights.values[followers.strength]
-            said.append(left * weight * followers.counts.get(token, 0.0) / followers.total)
+            share = left * weight * followers.counts.get(token, 0.0) / followers.total
+            said.append(share)
+            total += share  # one by one: what `sum` does depends on the version of Python
             left *= 1.0 - weight
-        total = sum(said) + left * UNSEEN
+        total += left * UNSEEN
         reached = 1.0
         for (weights, followers), share in zip(chain, said, strict=True):
             credited = share / total

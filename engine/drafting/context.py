@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from engine.backends.base import common_prefix
-from engine.drafting.ngrams import NgramCounts
+from engine.drafting.ngrams import counting
 from engine.types import CONTEXT, Followers
 
 KEY = 8
@@ -34,12 +34,13 @@ class ContextTier:
     ) -> None:
         self.seen: list[int] = []
         self.save, self.cap = save, cap
+        self.counts = counting(KEY)
         self.start(log)
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin with a log that is stored: its newest tokens."""
         self.log: list[int] = []
-        self.counts = NgramCounts(KEY)
+        self.counts.clear()
         self.extend(tokens[-self.cap :])
         self.unsaved = len(self.log)
 
@@ -50,10 +51,9 @@ class ContextTier:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the log and count each after the keys that end before it."""
-        log, add = self.log, self.counts.add
-        for token in tokens:
-            add(tuple(log[-KEY:]), token)
-            log.append(token)
+        before = self.log[-KEY:]
+        self.counts.read([*before, *tokens], len(before))
+        self.log += tokens
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Log decided tokens that are not learned, as that would have taken too long."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from engine.drafting.base import Drafter, Frozen, Learner, NgramTable, Tier
 from engine.drafting.calibration import Calibration
+from engine.drafting.compiled import hierarchy
 from engine.drafting.context import ContextTier
-from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.model import Forgetful, ModelTier
 from engine.drafting.published import (
     Flat,
@@ -51,7 +51,7 @@ class Databases:
         part in. No drafter where none of the tiers is there. `sampling` is that of a run whose
         noise is known."""
         chosen = self.tiers(tiers)
-        return [Hierarchy(chosen, self.calibration, sampling)] if chosen else []
+        return [hierarchy(chosen, self.calibration, sampling)] if chosen else []
 
     def as_published(self, tiers: Sequence[str] = TIERS) -> list[Drafter]:
         """The paper's own three tiers, filled from what the model tier holds, made once."""
@@ -78,7 +78,7 @@ class Databases:
         `sampling` is the draft model's, where its noise is known.
         """
         tiers = [Frozen(tier) for tier in self.tiers(TIERS)]
-        return Hierarchy(tiers, Calibration(self.calibration.rows()), sampling)
+        return hierarchy(tiers, Calibration(self.calibration.rows()), sampling)
 
     def learner(self) -> Drafter:
         """Drafts nothing, and lets the tiers learn the answer."""

@@ -8,6 +8,8 @@ likeliest node of the whole tree is always the next to be added.
 Where the noise of the run is known, each estimate is that of a token to be chosen with this noise
 (engine/drafting/noise.py). Then even tokens are named that are seldom said, where their noise is
 large: the luckiest of those that a tier has often seen, whatever came before.
+
+This is the reference. engine/drafting/compiled.py does the same at native speed, where it can.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

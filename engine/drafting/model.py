@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from engine.drafting.base import Frozen
-from engine.drafting.ngrams import NgramCounts
+from engine.drafting.ngrams import counting
 from engine.types import MODEL, Followers, Gram
 
 KEY = 4
@@ -32,7 +32,7 @@ class ModelTier:
         grams: Iterable[Gram] = (),
         learned: Callable[[Iterable[tuple[int, ...]]], None] = lambda grams: None,
     ) -> None:
-        self.counts = NgramCounts(KEY)
+        self.counts = counting(KEY)
         self.learned = learned
         self.size = 0
         same: dict[int, int] = {}  # what is read from a store is a new number every time

@@ -6,8 +6,10 @@ with that end comes by does the leaf move on to a longer one. Answers are those 
 keys, in half the memory and half the time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
+from engine import native
 from engine.types import Followers
 
 ENTRY, LEAF, FOLLOWERS = 120, 110, 320
@@ -18,6 +20,60 @@ FREQUENT = 256
 """The most tokens that are kept as often counted: the rarer half goes when there are more."""
 
 Key = tuple[int, ...]
+
+
+class Counts(Protocol):
+    """What tiers need of counts: those below in Python, or compiled."""
+
+    @property
+    def bytes(self) -> int:
+        """About what the counts take in memory."""
+
+    def add(self, key: Key, token: int, count: int = 1) -> bool:
+        """Count `token` after `key` and after each of its suffixes; whether the two were new."""
+
+    def read(self, tokens: Sequence[int], first: int) -> None:
+        """Count each of the tokens from `first` on after the keys that end before it."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def matches(self, suffix: Key) -> Sequence[Followers]:
+        """The followers of the last 1, 2, ... tokens of `suffix`, up to the longest known."""
+
+    def items(self) -> Iterable[tuple[Key, Followers]]:
+        """All keys with what followed them; of those with the same unique end, the longest."""
+
+
+def counting(longest: int) -> Counts:
+    """Counts of keys of up to so many tokens, compiled where the core is there."""
+    return NgramCounts(longest) if native.core is None else CompiledCounts(longest)
+
+
+class CompiledCounts:
+    """The same counts in native memory (native/src/ngrams.cpp)."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.compiled: Any = native.core.Counts(longest)
+        self.add, self.read, self.clear = (
+            self.compiled.add,
+            self.compiled.read,
+            self.compiled.clear,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """What the counts take in memory."""
+        return int(self.compiled.bytes)
+
+    def matches(self, suffix: Key) -> Sequence[Followers]:
+        """The followers of the last 1, 2, ... tokens of `suffix`, up to the longest known."""
+        return [Followers(*said) for said in self.compiled.matches(suffix)]
+
+    def items(self) -> Iterable[tuple[Key, Followers]]:
+        """All keys with what followed them; of those with the same unique end, the longest."""
+        return ((key, Followers(*said)) for key, said in self.compiled.items())
 
 
 class Leaf:
@@ -34,6 +90,10 @@ class NgramCounts:
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
         self.table: dict[Key, Followers | Leaf] = {}
         self.unigrams: Followers | None = None
         """What is often counted, whatever the key."""
@@ -74,6 +134,11 @@ class NgramCounts:
                 table[end] = grown
                 self.owned += 1
         return fresh
+
+    def read(self, tokens: Sequence[int], first: int) -> None:
+        """Count each of the tokens from `first` on after the keys that end before it."""
+        for at in range(first, len(tokens)):
+            self.add(tuple(tokens[max(0, at - self.longest) : at]), tokens[at])
 
     def first(self, token: int, count: int) -> Followers:
         """The followers of a new key."""

@@ -1,3 +1,413 @@
-#include "module.hpp"
+// The compiled drafting as Python sees it. Whatever touches a Python object is in this file.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
-void bind_drafting(nanobind::module_ &) {}
+#include <unordered_map>
+
+#include "hierarchy.hpp"
+#include "module.hpp"
+#include "ngrams.hpp"
+#include "statistics.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace strata {
+
+using Array = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The last tokens of a list.
+static Suffix suffix_of(nb::handle tokens, Py_ssize_t end, int longest = LONGEST) {
+    Suffix suffix;
+    for (Py_ssize_t at = std::max<Py_ssize_t>(0, end - longest); at < end; ++at)
+        suffix.push(nb::cast<Token>(tokens[at]));
+    return suffix;
+}
+
+static nb::tuple tuple_of(const Token *first, int size) {
+    nb::list made;
+    for (int at = 0; at < size; ++at) made.append(first[at]);
+    return nb::tuple(made);
+}
+
+// (total, distinct, {token: count}), the tokens in the order in which they came.
+static nb::tuple python_of(const Followers &followers) {
+    std::vector<Follower> came(followers.first, followers.first + followers.size);
+    std::sort(came.begin(), came.end(),
+              [](const Follower &a, const Follower &b) { return a.place < b.place; });
+    nb::dict counts;
+    for (const Follower &each : came) counts[nb::int_(each.token)] = each.count;
+    return nb::make_tuple(followers.total, followers.distinct, counts);
+}
+
+static nb::list python_of(Source &source, nb::handle suffix) {
+    Room room;
+    Followers found[LONGEST];
+    const int size = source.matches(suffix_of(suffix, nb::len(suffix)), found, room);
+    nb::list made;
+    for (int at = 0; at < size; ++at) made.append(python_of(found[at]));
+    return made;
+}
+
+// What a tier written in Python says, kept apart from its objects.
+class Known {
+  public:
+    explicit Known(nb::handle followers) {
+        told.total = nb::cast<double>(followers.attr("total"));
+        told.distinct = nb::cast<double>(followers.attr("distinct"));
+        told.strength = nb::cast<int>(followers.attr("strength"));
+        if (!(told.total > 0) || told.strength < 0 || told.strength >= 35)
+            throw nb::value_error("followers without occurrences");
+        for (nb::handle pair : followers.attr("counts").attr("items")())
+            own.push_back({nb::cast<double>(pair[1]), nb::cast<Token>(pair[0]),
+                           static_cast<std::uint32_t>(own.size())});
+        if (own.size() > Room::BLOCK) throw nb::value_error("followers of too many kinds");
+        rank(own.data(), static_cast<int>(own.size()));
+    }
+    Followers in(Room &room) const {
+        Followers made = told;
+        Follower *copied = room.take(static_cast<int>(own.size()));
+        std::copy(own.begin(), own.end(), copied);
+        made.first = copied;
+        made.size = static_cast<int>(own.size());
+        return made;
+    }
+
+  private:
+    Followers told;
+    std::vector<Follower> own;
+};
+
+// A tier that is written in Python.
+class Asked : public Source {
+  public:
+    explicit Asked(nb::callable ask) : ask(std::move(ask)) {}
+    int matches(const Suffix &suffix, Followers *found, Room &room) override {
+        nb::gil_scoped_acquire held;
+        const nb::object said = ask(tuple_of(suffix.tokens.data(), suffix.size));
+        int size = 0;
+        for (nb::handle each : said) {
+            if (size == LONGEST) throw nb::value_error("a match of more than eight tokens");
+            found[size++] = Known(each).in(room);
+        }
+        return size;
+    }
+
+  private:
+    nb::callable ask;
+};
+
+// The statistics tier. What the table in memory cannot answer, Python is asked for.
+class Statistics : public Source {
+  public:
+    Statistics(nb::callable ask, const Table *table, int longest, std::size_t remembered)
+        : ask(std::move(ask)), table(table), longest(longest), remembered(remembered) {}
+    Statistics(const Statistics &) = delete;
+
+    int matches(const Suffix &suffix, Followers *found, Room &room) override {
+        const bool ready = table && table->ready();
+        if (ready && !table->too_large()) return table->matches(suffix, longest, found, room);
+        const int most = std::min(suffix.size, longest);
+        for (int size = 1; size <= most; ++size) {
+            const std::uint64_t packed = ready ? table->packed(suffix, size) : 0;
+            if (ready && (!packed || !table->may_hold(packed))) return size - 1;
+            found[size - 1] = look_up(suffix, size, room);
+            if (!found[size - 1].size) return size - 1;
+        }
+        return most;
+    }
+
+  private:
+    Followers look_up(const Suffix &suffix, int size, Room &room) {
+        std::array<Token, 4> key{};
+        key[3] = static_cast<Token>(size);
+        for (int at = 0; at < size; ++at) key[at] = suffix.back(size - at);
+        auto known = answers.find(key);
+        if (known == answers.end()) {
+            nb::gil_scoped_acquire held;
+            if (answers.size() >= remembered) answers.clear();
+            const nb::object said = ask(tuple_of(key.data(), size));
+            std::unique_ptr<Known> made;
+            if (!said.is_none()) made = std::make_unique<Known>(said);
+            known = answers.emplace(key, std::move(made)).first;
+        }
+        return known->second ? known->second->in(room) : Followers{};
+    }
+    struct Hash {
+        std::size_t operator()(const std::array<Token, 4> &key) const {
+            std::uint64_t hash = 0;
+            for (const Token token : key) hash = mixed(hash + token + 1);
+            return hash;
+        }
+    };
+    nb::callable ask;
+    const Table *table;
+    int longest;
+    std::size_t remembered;
+    std::unordered_map<std::array<Token, 4>, std::unique_ptr<Known>, Hash> answers;
+};
+
+// The arrays of a Calibration, and what keeps them there.
+class Calibration {
+  public:
+    Calibration(nb::dict weights, double prior_observations, double memory, double unseen)
+        : constants{prior_observations, memory, unseen} {
+        for (auto [name, lengths] : weights) {
+            auto &made = tiers[nb::cast<std::string>(name)];
+            for (nb::handle each : lengths) {
+                Weights found{array(each.attr("values")), array(each.attr("priors")),
+                              array(each.attr("reached")), array(each.attr("credited")), {}};
+                for (nb::handle rate : each.attr("rates"))
+                    found.rates.push_back(array(rate.attr("figures")));
+                made.push_back(std::move(found));
+            }
+            if (made.size() != LONGEST) throw nb::value_error("weights of eight match lengths");
+        }
+    }
+    const std::vector<Weights> *of(const std::string &tier) const { return &tiers.at(tier); }
+    const Constants constants;
+
+  private:
+    double *array(nb::handle from) {
+        kept.push_back(nb::cast<Array>(from));
+        return kept.back().data();
+    }
+    std::vector<Array> kept;
+    std::unordered_map<std::string, std::vector<Weights>> tiers;
+};
+
+static double number(nb::handle of, const char *name) { return nb::cast<double>(of.attr(name)); }
+
+// The hierarchy with the Python values around it: Budget and Tree are those of the reference.
+class Drafter {
+  public:
+    // `tiers` holds (source, name, what its tokens are credited to, what its time is counted to).
+    Drafter(nb::list tiers, const Calibration &calibration, double negligible, double slight)
+        : hierarchy(specified(tiers, calibration), calibration.constants, {negligible, slight}) {
+        hierarchy.spent.resize(sources.size());
+    }
+
+    Plan plan(nb::handle tree, nb::handle tokens, nb::handle budget) const {
+        Plan made;
+        made.suffix = suffix_of(tokens, static_cast<Py_ssize_t>(nb::len(tokens)));
+        made.nodes = nb::cast<int>(budget.attr("nodes"));
+        made.depth = nb::cast<int>(budget.attr("depth"));
+        made.best = nb::cast<int>(budget.attr("best"));
+        made.vocabulary = nb::cast<std::uint64_t>(budget.attr("vocabulary"));
+        made.near = nb::cast<bool>(budget.attr("near"));
+        made.due = nb::cast<bool>(budget.attr("owed"));
+        made.floor = number(budget, "floor");
+        made.expected = number(budget, "expected");
+        made.worth = number(budget, "worth");
+        const nb::object costs = budget.attr("costs");
+        made.measured = !costs.is_none();
+        if (made.measured && made.nodes) {
+            made.cheapest = number(costs, "cheapest");
+            // What a tree of this size can ask for, and no more.
+            const nb::list slopes = costs.attr("slopes"), table = costs.attr("table");
+            for (int size = 0; size <= made.nodes; ++size) {
+                made.slopes.push_back(nb::cast<double>(slopes[size]));
+                made.table.push_back(nb::cast<double>(table[size]));
+            }
+        }
+        const nb::list rows = tree.attr("tokens");
+        made.before = static_cast<int>(nb::len(rows)) - 1;
+        if (made.before) {
+            const nb::list parents = tree.attr("parents");
+            for (int row = 1; row <= made.before; ++row) {
+                made.tokens.push_back(nb::cast<Token>(rows[row]));
+                made.parents.push_back(nb::cast<int>(parents[row]));
+            }
+        }
+        return made;
+    }
+
+    // Bring the tree and the budget to what was grown.
+    void put(const Plan &plan, nb::handle tree, nb::handle budget) const {
+        budget.attr("floor") = plan.floor;
+        budget.attr("expected") = plan.expected;
+        budget.attr("best") = plan.best;
+        budget.attr("worth") = plan.worth;
+        if (hierarchy.drafted.empty()) return;
+        nb::list tokens = tree.attr("tokens"), parents = tree.attr("parents"),
+                 depths = tree.attr("depths"), origins = tree.attr("sources"),
+                 lengths = tree.attr("match_lengths"), children = tree.attr("children");
+        int row = plan.before;
+        for (const Node &node : hierarchy.drafted) {
+            const nb::int_ token(node.candidate.token);
+            nb::dict siblings = children[node.parent];
+            siblings[token] = ++row;
+            tokens.append(token);
+            parents.append(node.parent);
+            depths.append(nb::cast<int>(depths[node.parent]) + 1);
+            origins.append(credited(node.candidate));
+            lengths.append(static_cast<int>(node.candidate.match_length));
+            children.append(nb::dict());
+        }
+    }
+
+    nb::tuple grow(nb::handle tree, nb::handle tokens, nb::handle budget) {
+        Plan made = plan(tree, tokens, budget);
+        {
+            nb::gil_scoped_release released;
+            hierarchy.grow(made);
+        }
+        put(made, tree, budget);
+        return spent();
+    }
+
+    // Seconds of look-ups, by what they are counted to.
+    nb::tuple spent() const {
+        nb::list made;
+        for (const double seconds : hierarchy.spent) made.append(seconds);
+        return nb::tuple(made);
+    }
+
+    // Learn what the evidence for the last `fresh` tokens was worth; the tree was grown before them.
+    void learn(nb::handle tree, int first, nb::handle tokens, Py_ssize_t fresh) {
+        const Py_ssize_t size = static_cast<Py_ssize_t>(nb::len(tokens));
+        std::vector<Token> said;
+        for (Py_ssize_t at = size - fresh; at < size; ++at) said.push_back(nb::cast<Token>(tokens[at]));
+        settle(tree, first, said);
+        const Suffix suffix = suffix_of(tokens, size - fresh);
+        nb::gil_scoped_release released;
+        hierarchy.learn(suffix, said);
+    }
+    void forget() { hierarchy.forget(); }
+
+    std::vector<nb::object> sources;  // before the hierarchy, whose tiers are numbered by it
+    Hierarchy hierarchy;
+
+  private:
+    nb::handle credited(const Candidate &candidate) const {
+        return sources[hierarchy.tiers[candidate.tier].credited];
+    }
+
+    // Count the drafted nodes whose parents were visited, and whether they were accepted.
+    void settle(nb::handle tree, int first, const std::vector<Token> &said) {
+        const nb::list children = tree.attr("children"), origins = tree.attr("sources");
+        const int size = static_cast<int>(hierarchy.drafted.size());
+        int row = 0;
+        for (const Token token : said) {
+            const nb::dict drafted = children[row];
+            int next = -1;
+            for (auto [key, child] : drafted) {
+                const Token name = nb::cast<Token>(key);
+                const int at = nb::cast<int>(child) - first;
+                if (name == token) next = at + first;
+                if (at < 0 || at >= size) continue;
+                const Candidate &candidate = hierarchy.drafted[at].candidate;
+                // A drafter behind this one may have put its own draft in the place of ours.
+                if (candidate.token == name && origins[at + first].equal(credited(candidate)))
+                    hierarchy.settle(candidate, name == token);
+            }
+            if (next < 0) break;
+            row = next;
+        }
+        hierarchy.drafted.clear();  // the next step may go by without a draft from here
+    }
+
+    int numbered(nb::handle source) {
+        for (std::size_t at = 0; at < sources.size(); ++at)
+            if (sources[at].equal(source)) return static_cast<int>(at);
+        sources.push_back(nb::borrow(source));
+        return static_cast<int>(sources.size()) - 1;
+    }
+    std::vector<Tier> specified(nb::list tiers, const Calibration &calibration) {
+        std::vector<Tier> made;
+        for (nb::handle each : tiers)
+            made.push_back({nb::cast<Source *>(each[0]), calibration.of(nb::cast<std::string>(each[1])),
+                            numbered(each[2]), numbered(each[3])});
+        return made;
+    }
+};
+
+// Grow the trees of many sequences in one call; each is (drafter, tree, tokens, budget).
+static nb::list grow_all(nb::list sequences) {
+    std::vector<Drafter *> drafters;
+    std::vector<Plan> plans;
+    for (nb::handle each : sequences) {
+        drafters.push_back(nb::cast<Drafter *>(each[0]));
+        plans.push_back(drafters.back()->plan(each[1], each[2], each[3]));
+    }
+    {
+        nb::gil_scoped_release released;
+        for (std::size_t at = 0; at < plans.size(); ++at) drafters[at]->hierarchy.grow(plans[at]);
+    }
+    nb::list spent;
+    for (std::size_t at = 0; at < plans.size(); ++at) {
+        drafters[at]->put(plans[at], sequences[at][1], sequences[at][3]);
+        spent.append(drafters[at]->spent());
+    }
+    return spent;
+}
+
+static void make_table(Table *made, std::vector<double> counts, std::vector<double> shares,
+                       double rounded, double tokens, std::uint64_t vocabulary, int bits,
+                       int widest, bool wide, std::size_t limit, std::size_t expected) {
+    if (counts.size() != 256 || shares.size() != 256 || bits < 1 || bits > 20)
+        throw nb::value_error("scales of 256 numbers and tokens of up to 20 bits");
+    Scales scales{std::move(counts), std::move(shares), rounded, tokens, vocabulary,
+                  bits, widest, wide};
+    new (made) Table(std::move(scales), limit, expected);
+}
+
+}  // namespace strata
+
+void bind_drafting(nb::module_ &module) {
+    using namespace strata;
+    nb::class_<Source>(module, "Source")
+        .def("matches", [](Source &self, nb::handle suffix) { return python_of(self, suffix); });
+    nb::class_<Counts, Source>(module, "Counts")
+        .def(nb::init<int>())
+        .def("add",
+             [](Counts &self, nb::handle key, Token token, double count) {
+                 if (!(count > 0)) throw nb::value_error("a count of none");
+                 const Suffix suffix = suffix_of(key, static_cast<Py_ssize_t>(nb::len(key)));
+                 return self.add(suffix.tokens.data() + suffix.size, suffix.size, token, count);
+             })
+        .def("read",
+             [](Counts &self, const std::vector<Token> &tokens, std::size_t first) {
+                 nb::gil_scoped_release released;
+                 self.read(tokens, first);
+             })
+        .def("items",
+             [](const Counts &self) {
+                 nb::list made;
+                 self.each([&](const Token *key, int size, const Followers &followers) {
+                     made.append(nb::make_tuple(tuple_of(key, size), python_of(followers)));
+                 });
+                 return made;
+             })
+        .def("clear", &Counts::clear)
+        .def_prop_ro("bytes", &Counts::bytes);
+    nb::class_<Less, Source>(module, "Less")
+        .def(nb::init<Source &, Source &>(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+    nb::class_<Asked, Source>(module, "Asked").def(nb::init<nb::callable>());
+    nb::class_<Table>(module, "Table")
+        .def("__init__", &make_table, nb::kw_only(), "counts"_a, "shares"_a, "rounded"_a, "tokens"_a,
+             "vocabulary"_a, "bits"_a, "widest"_a, "wide"_a, "limit"_a, "expected"_a)
+        .def("read", &Table::read, nb::call_guard<nb::gil_scoped_release>())
+        .def("seal", &Table::seal, nb::call_guard<nb::gil_scoped_release>())
+        .def("may_hold", &Table::may_hold)
+        .def_prop_ro("ready", &Table::ready)
+        .def_prop_ro("too_large", &Table::too_large)
+        .def_prop_ro("bytes", &Table::bytes)
+        .def("__len__", &Table::size);
+    nb::class_<Statistics, Source>(module, "Statistics")
+        .def(nb::init<nb::callable, const Table *, int, std::size_t>(), "ask"_a,
+             "table"_a.none(), "longest"_a, "remembered"_a, nb::keep_alive<1, 3>());
+    nb::class_<Calibration>(module, "Calibration")
+        .def(nb::init<nb::dict, double, double, double>());
+    nb::class_<Drafter>(module, "Hierarchy")
+        .def(nb::init<nb::list, const Calibration &, double, double>(), nb::keep_alive<1, 2>(),
+             nb::keep_alive<1, 3>())
+        .def("grow", &Drafter::grow)
+        .def("learn", &Drafter::learn)
+        .def("forget", &Drafter::forget)
+        .def_prop_ro("sources", [](const Drafter &self) { return self.sources; });
+    module.def("grow_all", &grow_all);
+}

@@ -5,6 +5,8 @@
 constexpr int INTERFACE = 2;
 
 NB_MODULE(strata_native, module) {
+    // What is still in use when the program ends is no leak.
+    nanobind::set_leak_warnings(false);
     module.attr("INTERFACE") = INTERFACE;
     bind_drafting(module);
     bind_sampling(module);

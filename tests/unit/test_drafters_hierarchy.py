@@ -15,7 +15,8 @@ from engine.drafting.context import ContextTier
 from engine.drafting.costs import CostCurve
 from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.model import ModelTier
-from engine.drafting.statistics import StatisticsTier
+from engine.drafting.ngrams import NgramCounts
+from engine.drafting.statistics import KEY, StatisticsTier
 from engine.settings import Drafting
 from engine.tree import Tree, graft
 from engine.types import CONTEXT, MODEL, STATISTICS, Followers
@@ -45,10 +46,9 @@ def grow(
 
 def counted(texts: Sequence[Sequence[int]]) -> Table:
     """A statistics table of some texts."""
-    tier = ContextTier()
-    for text in texts:
-        tier.extend(text)
-    return Table({key: found for key, found in every(tier.counts).items() if len(key) < 4})
+    counts = NgramCounts(KEY)
+    counts.read([token for text in texts for token in text], 0)
+    return Table(every(counts))
 
 
 def filled(texts: Sequence[Sequence[int]]) -> list[Tier]:

@@ -1,0 +1,116 @@
+"""Hierarchy drafting at native speed: the trees and the learning of the reference, digit for digit.
+
+engine/drafting/hierarchy.py is where the algorithm is to be read; native/src/hierarchy.cpp is the
+same once more. What a tier keeps in native memory is read there, without the interpreter's lock.
+Any other tier is asked in Python. `hierarchy` makes the one or the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from engine import native
+from engine.drafting.base import Frozen, Tier
+from engine.drafting.budget import Budget
+from engine.drafting.calibration import (
+    MEMORY,
+    PRIOR_OBSERVATIONS,
+    UNSEEN,
+    Calibration,
+)
+from engine.drafting.context import ContextTier
+from engine.drafting.hierarchy import NEGLIGIBLE, SLIGHT, Hierarchy
+from engine.drafting.model import Forgetful, ModelTier, Unlearned
+from engine.drafting.ngrams import CompiledCounts
+from engine.drafting.statistics import KEY, REMEMBERED, StatisticsTier
+from engine.sampling import COLDEST
+from engine.settings import Sampling
+from engine.tree import Tree
+from engine.types import Work
+
+Draft = tuple[Hierarchy, Tree, Sequence[int], Budget]
+"""What one sequence asks for: see Drafter.grow."""
+
+
+def hierarchy(
+    tiers: Sequence[Tier], calibration: Calibration, sampling: Sampling | None = None
+) -> Hierarchy:
+    """Drafts from tiers in their order: compiled where the core is there."""
+    noisy = sampling is not None and sampling.temperature >= COLDEST
+    if native.core is None or noisy:
+        return Hierarchy(tiers, calibration, sampling)
+    return CompiledHierarchy(tiers, calibration)
+
+
+def grow_all(drafts: Sequence[Draft]) -> list[Mapping[str, Work]]:
+    """Grow the trees of many sequences in one call, each as its drafter's `grow` would."""
+    if not all(isinstance(each, CompiledHierarchy) for each, *_ in drafts):
+        return [each.grow(tree, tokens, budget) for each, tree, tokens, budget in drafts]
+    compiled = [cast(CompiledHierarchy, each) for each, *_ in drafts]
+    for each, (_, tree, tokens, budget) in zip(compiled, drafts, strict=True):
+        each.begin(tree, tokens, budget)
+    asked = [(each.compiled, *rest) for each, (_, *rest) in zip(compiled, drafts, strict=True)]
+    spent = native.core.grow_all(asked)
+    return [each.work(seconds) for each, seconds in zip(compiled, spent, strict=True)]
+
+
+class CompiledHierarchy(Hierarchy):
+    """The compiled twin of a hierarchy."""
+
+    def __init__(self, tiers: Sequence[Tier], calibration: Calibration) -> None:
+        super().__init__(tiers, calibration)
+        specified = [
+            (source_of(tier), tier.name, self.sources[tier.name], tier.source) for tier in tiers
+        ]
+        self.compiled: Any = native.core.Hierarchy(
+            specified, compiled_calibration(calibration), NEGLIGIBLE, SLIGHT
+        )
+        self.timed: Sequence[str] = self.compiled.sources
+
+    def begin(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> None:
+        """Remember what the next tree is grown for."""
+        self.tree, self.first = tree, len(tree) + 1
+        self.grown = None if budget.near else len(tokens)
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """As the reference does."""
+        self.begin(tree, tokens, budget)
+        return self.work(self.compiled.grow(tree, tokens, budget))
+
+    def work(self, seconds: Sequence[float]) -> Mapping[str, Work]:
+        """The times of look-ups, by source."""
+        return {source: Work(spent) for source, spent in zip(self.timed, seconds, strict=True)}
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        """As the reference does."""
+        if self.grown == len(tokens) - new:
+            self.compiled.learn(self.tree, self.first, tokens, new)
+        self.grown = None
+        self.compiled.forget()
+        for tier in self.tiers:
+            tier.observe(tokens, new)
+
+
+def compiled_calibration(calibration: Calibration) -> Any:
+    """The compiled core's view of what is learned, made once."""
+    if calibration.compiled is None:
+        calibration.compiled = native.core.Calibration(
+            calibration.weights, PRIOR_OBSERVATIONS, MEMORY, UNSEEN
+        )
+    return calibration.compiled
+
+
+def source_of(tier: Tier) -> Any:
+    """What the compiled core asks for a tier: native memory where its class is known to keep all
+    there, else the tier itself. A class that is derived from a known one may answer otherwise."""
+    kind, core = type(tier), native.core
+    if isinstance(tier, Frozen) and kind in (Frozen, Forgetful):
+        return source_of(tier.tier)
+    if isinstance(tier, StatisticsTier) and kind is StatisticsTier:
+        in_memory = getattr(tier.table, "in_memory", lambda: None)
+        return core.Statistics(tier.table.look_up, in_memory(), KEY, REMEMBERED)
+    if isinstance(tier, ContextTier | ModelTier) and isinstance(tier.counts, CompiledCounts):
+        if kind in (ContextTier, ModelTier):
+            return tier.counts.compiled
+        if isinstance(tier, Unlearned) and kind is Unlearned:
+            return core.Less(source_of(tier.tier), tier.counts.compiled)
+    return core.Asked(tier.matches)
