@@ -120,6 +120,10 @@ class Statistics : public Source {
         return most;
     }
 
+    void expect(const Suffix &suffix) override {
+        if (table && table->ready() && !table->too_large()) table->expect(suffix, longest);
+    }
+
   private:
     Followers look_up(const Suffix &suffix, int size, Room &room) {
         std::array<Token, 4> key{};

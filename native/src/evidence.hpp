@@ -98,6 +98,8 @@ class Source {
     virtual ~Source() = default;
     // What followed the last 1, 2, ... tokens of the suffix, as far as known; how many those are.
     virtual int matches(const Suffix &suffix, Followers *found, Room &room) = 0;
+    // The suffix is to be asked for soon: have the processor fetch what that takes.
+    virtual void expect(const Suffix &) {}
     // Another number after everything that it learns.
     virtual std::uint64_t version() const { return 0; }
 };

@@ -1,5 +1,7 @@
 #include "hierarchy.hpp"
 
+#include <numeric>
+
 namespace strata {
 
 Hierarchy::Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits)
@@ -24,6 +26,7 @@ Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
     for (const Chain &known : chains)
         if (known.asked == asked && known.suffix == suffix) return known;
     int longest = 0;
+    for (int at = 0; at < asked; ++at) tiers[at].source->expect(suffix);
     for (int at = 0; at < asked; ++at) {
         const auto clock = std::chrono::steady_clock::now();
         lengths[at] = tiers[at].source->matches(suffix, &answers[at * LONGEST], room);
@@ -51,6 +54,12 @@ Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
 // The probability of every next token, the longest match first, each with its first evidence.
 void Hierarchy::interpolate(const Chain &chain, double least) {
     found.clear();
+    int most = 0;
+    for (int at = chain.first; at < chain.first + chain.size; ++at)
+        most += evidence[at].followers.size;
+    std::uint32_t room = 32;
+    while (room < 2u * most) room *= 2;
+    places.assign(room, -1);
     double left = 1.0;
     for (int at = chain.first; at < chain.first + chain.size; ++at) {
         const Evidence &each = evidence[at];
@@ -60,25 +69,35 @@ void Hierarchy::interpolate(const Chain &chain, double least) {
             const Follower &follower = each.followers.first[next];
             const double share = scale * follower.count;
             if (share < least) break;
-            std::size_t place = 0;
-            while (place < found.size() && found[place].token != follower.token) ++place;
-            if (place < found.size())
-                found[place].share += share;
-            else
+            std::uint32_t place = follower.token * 0x9e3779b1u & (room - 1);
+            while (places[place] >= 0 && found[places[place]].token != follower.token)
+                place = (place + 1) & (room - 1);
+            if (places[place] >= 0) {
+                found[places[place]].share += share;
+            } else {
+                places[place] = static_cast<int>(found.size());
                 found.push_back({share, follower.token, at});
+            }
         }
         left -= said;
         if (left < least || left < limits.negligible) break;
     }
-    std::stable_sort(found.begin(), found.end(),
-                     [](const Found &a, const Found &b) { return a.share > b.share; });
 }
 
 // The candidates whose estimate reaches the floor.
 void Hierarchy::expand(const Chain &chain, double floor) {
     interpolate(chain, floor * limits.slight);
+    // The likeliest first, of equal ones that which was found first; few of them are asked for.
+    const auto behind = [this](int a, int b) {
+        return found[a].share != found[b].share ? found[a].share < found[b].share : a > b;
+    };
+    ranked.resize(found.size());
+    std::iota(ranked.begin(), ranked.end(), 0);
+    std::make_heap(ranked.begin(), ranked.end(), behind);
     std::size_t number = 0;
-    for (const Found &each : found) {
+    for (auto end = ranked.end(); end != ranked.begin(); --end) {
+        std::pop_heap(ranked.begin(), end, behind);
+        const Found &each = found[*(end - 1)];
         const Evidence &origin = evidence[each.origin];
         const std::size_t rank = std::min(number, origin.weights->rates.size() - 1);
         const double factor = origin.weights->rates[rank][2];
@@ -133,6 +152,7 @@ void Hierarchy::grow(Plan &plan) {
         std::pop_heap(heap.begin(), heap.end());
         const Item likeliest = heap.back();
         heap.pop_back();
+        if (!heap.empty()) expect(asked, heap.front());
         const Candidate &candidate = candidates[likeliest.candidate];
         probability = likeliest.probability;
         here = expanded[likeliest.parent];
@@ -144,6 +164,13 @@ void Hierarchy::grow(Plan &plan) {
     }
     const std::size_t kept = std::max(plan.best - plan.before, 0);
     if (kept < drafted.size()) drafted.resize(kept);
+}
+
+// What is likeliest after the next node will probably be asked for then.
+void Hierarchy::expect(int asked, const Item &item) {
+    Suffix suffix = expanded[item.parent].suffix;
+    suffix.push(candidates[item.candidate].token);
+    for (int at = 0; at < asked; ++at) tiers[at].source->expect(suffix);
 }
 
 void Hierarchy::settle(const Candidate &candidate, bool accepted) {

@@ -123,6 +123,7 @@ class Hierarchy {
         }
     };
     void refresh();
+    void expect(int asked, const Item &item);
     Chain chain(int asked, const Suffix &suffix);
     void expand(const Chain &chain, double floor);
     void interpolate(const Chain &chain, double least);
@@ -137,6 +138,7 @@ class Hierarchy {
     std::vector<Followers> answers;
     std::vector<int> lengths;
     std::vector<Found> found;
+    std::vector<int> places, ranked;  // of what was found, by token and by probability
     std::vector<Candidate> candidates;
     std::vector<Expanded> expanded;
     std::vector<Item> heap;

@@ -188,29 +188,45 @@ void Counts::read(const std::vector<Token> &tokens, std::size_t first) {
         add(tokens.data() + at, static_cast<int>(std::min<std::size_t>(at, most)), tokens[at], 1);
 }
 
+void Counts::expect(const Suffix &suffix) {
+    std::uint64_t hash = 0;
+    for (int places = 1; places <= std::min(suffix.size, most); ++places) {
+        hash = longer(hash, suffix.back(places));
+        prefetch(&slots[hash & mask]);
+    }
+}
+
 int Counts::matches(const Suffix &suffix, Followers *found, Room &room) {
     const int size = std::min(suffix.size, most);
-    std::array<std::uint64_t, LONGEST + 1> hashes{};
-    for (int places = 1; places <= size; ++places) {
-        hashes[places] = longer(hashes[places - 1], suffix.back(places));
-        prefetch(&slots[hashes[places] & mask]);
+    std::array<const Slot *, LONGEST> met{};
+    std::uint64_t hash = 0;
+    int known = 0;
+    while (known < size) {
+        hash = longer(hash, suffix.back(known + 1));
+        const Slot &slot = slots[find(hash)];
+        if (slot.kind == EMPTY) break;
+        met[known++] = &slot;
+        if (slot.kind == OWNED) prefetch(&owned[slot.value]);
+        if (slot.kind == LEAF) {
+            prefetch(&leaves[slot.value]);
+            break;
+        }
     }
-    for (int places = 1; places <= size; ++places) {
-        const Slot &slot = slots[find(hashes[places])];
-        if (slot.kind == EMPTY) return places - 1;
-        if (slot.kind != LEAF) {
-            found[places - 1] = told(slot.kind, slot.value, room);
+    for (int at = 0; at < known; ++at) {
+        if (met[at]->kind != LEAF) {
+            found[at] = told(met[at]->kind, met[at]->value, room);
             continue;
         }
-        const Leaf &leaf = leaves[slot.value];
-        const Followers known = told(leaf.kind, leaf.value, room);
-        found[places - 1] = known;
-        while (places < std::min(suffix.size, leaf.size) &&
-               leaf.key[leaf.size - places - 1] == suffix.back(places + 1))
-            found[places++] = known;
-        return places;
+        const Leaf &leaf = leaves[met[at]->value];
+        found[at] = told(leaf.kind, leaf.value, room);
+        for (; known < std::min(suffix.size, leaf.size); ++known) {
+            if (leaf.key[leaf.size - known - 1] != suffix.back(known + 1)) break;
+            found[known] = found[at];
+        }
+        break;
     }
-    return size;
+    for (int at = 0; at < known; ++at) prefetch(found[at].first);
+    return known;
 }
 
 void Counts::clear() {

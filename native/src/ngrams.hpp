@@ -21,6 +21,7 @@ class Counts : public Source {
     // Count each of the tokens from `first` on after those before it.
     void read(const std::vector<Token> &tokens, std::size_t first);
     int matches(const Suffix &suffix, Followers *found, Room &room) override;
+    void expect(const Suffix &suffix) override;
     std::uint64_t version() const override { return changes; }
     // Forget everything.
     void clear();
@@ -99,6 +100,7 @@ class Less : public Source {
   public:
     Less(Source &all, Source &taken) : all(all), taken(taken) {}
     int matches(const Suffix &suffix, Followers *found, Room &room) override;
+    void expect(const Suffix &suffix) override { all.expect(suffix); }
     std::uint64_t version() const override { return all.version() + taken.version(); }
 
   private:

@@ -142,13 +142,15 @@ std::uint64_t Table::packed(const Suffix &suffix, int size) const {
     return key;
 }
 
+void Table::expect(const Suffix &suffix, int longest) const {
+    for (int size = 1; size <= std::min(suffix.size, longest); ++size)
+        prefetch(keys + line(packed(suffix, size)));
+}
+
 int Table::matches(const Suffix &suffix, int longest, Followers *found, Room &room) const {
     const int size = std::min(suffix.size, longest);
     std::array<std::uint64_t, LONGEST> asked{};
-    for (int at = 0; at < size; ++at) {
-        asked[at] = packed(suffix, at + 1);
-        prefetch(keys + line(asked[at]));
-    }
+    for (int at = 0; at < size; ++at) asked[at] = packed(suffix, at + 1);
     int known = 0;
     std::array<const std::uint8_t *, LONGEST> entry{};
     for (; known < size; ++known) {

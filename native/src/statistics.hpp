@@ -38,6 +38,7 @@ class Table {
     bool may_hold(std::uint64_t packed) const;
     // What followed the last 1, 2, 3 tokens. Only of a table that is ready and not too large.
     int matches(const Suffix &suffix, int longest, Followers *found, Room &room) const;
+    void expect(const Suffix &suffix, int longest) const;
     // The last `size` tokens as one number, 0 where they do not fit one.
     std::uint64_t packed(const Suffix &suffix, int size) const;
     // What a key's bytes say, as they stand in the file; nothing (size 0) for a damaged one.
