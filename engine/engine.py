@@ -214,7 +214,7 @@ class Draft:
 @dataclass(frozen=True, slots=True)
 class State:
     """What is loaded. `there` says whether a model is: while one makes room for another, `info` is
-    still the old one's."""
+    still the old one's. `compiled` says whether its engine drafts with the compiled core."""
 
     info: BackendInfo = NO_MODEL_INFO
     there: bool = False
@@ -222,6 +222,7 @@ class State:
     runtime: Runtime = Runtime()
     drafts: tuple[Draft, ...] = ()
     plain: PlainSpeed = UNMEASURED
+    compiled: bool = False
 
 
 class Engine(Protocol):

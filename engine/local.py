@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from engine import native
 from engine.backends.base import Backend
 from engine.compare import cold
 from engine.decode import decode
@@ -112,7 +113,8 @@ class Local:
         drafts = (Draft(n, self.sources.get(n, ""), d.info) for n, d in self.drafts.items())
         info = loaded.backend.info
         runtime, plain = loaded.runtime, loaded.plain
-        return State(info, loaded.there, loaded.source, runtime, tuple(drafts), plain)
+        compiled = native.core is not None
+        return State(info, loaded.there, loaded.source, runtime, tuple(drafts), plain, compiled)
 
     def loaded_of(
         self, backend: Backend, source: str, runtime: Runtime, report: Callable[[str], None]

@@ -138,6 +138,7 @@ def facts_of(session: Session) -> list[str]:
     info = session.current.info
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
+    facts.append("compiled core" if session.current.state.compiled else "core in Python")
     plain = session.current.plain
     if plain.tokens_per_second:
         speed = f"{plain.tokens_per_second:,.0f} tokens/s"

@@ -63,6 +63,8 @@ class DraftingMemory:
 
     def __init__(self, statistics: NgramTable | None = None, limit: int = LIMIT) -> None:
         self.statistics, self.limit = statistics, limit
+        # Read while the model gets ready: the first answer finds the statistics in memory.
+        getattr(statistics, "in_memory", lambda: None)()
         self.conversations: OrderedDict[tuple[str, str], OpenConversation] = OrderedDict()
         self.past_answers: dict[str, PastAnswers] = {}
         self.unwanted: deque[tuple[str, str | None, bool]] = deque()

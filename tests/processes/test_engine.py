@@ -221,6 +221,17 @@ def test_the_events_of_an_answer_come_in_their_order(engine: Engine) -> None:
     assert learned.size == len([gram for gram in learned.grams if len(gram) > 1])
 
 
+@pytest.mark.parametrize("wanted", ["", "0"])
+def test_an_engine_says_whether_its_core_is_compiled(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own process's, whatever is there in this one."""
+    monkeypatch.setenv("STRATA_NATIVE", wanted)
+    engine = apart()
+    assert engine.state.compiled == (wanted != "0")
+    engine.close()
+
+
 def test_everything_that_goes_through_the_door_is_a_value(engine: Engine) -> None:
     store, request = Store(), asking("hd", conversation="c", measured=None)
     found = run(engine, request, store)

@@ -17,6 +17,7 @@ from app.web import layout
 from app.web.metrics_panel import times
 from app.web.tabs import chat, chat_view, compare, diagnostics, settings, stack
 from app.web.verdicts import proof_line, title_of
+from engine import native
 from engine.backends.toy import ToyBackend
 from engine.compare import Speedup, live
 from engine.errors import SettingError
@@ -69,6 +70,15 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
         )
         assert ("will be plain" in compare.idle(session)) is not can_tree
         assert ("start fresh" in compare.idle(session)) is can_tree
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_header_says_whether_the_core_is_compiled(
+    db: Database, toy: ToyBackend, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "core", native.core if there else None)
+    said = layout.header(Session(Local(backend=toy), db), ())
+    assert ("compiled core" in said, "core in Python" in said) == (there, not there)
 
 
 def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
