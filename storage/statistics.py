@@ -71,6 +71,8 @@ IN_MEMORY = 96 << 20
 """Bytes that a copy in native memory takes at most, which is some three million keys. Of a larger
 table only a filter of its keys is kept there."""
 READ_SECONDS = 60.0
+STEPS = 100_000
+"""Of SQLite's, between two looks at the clock."""
 BATCH = """\
 SELECT max(key), group_concat(key || ' ' || hex(followers), ',') FROM
 (SELECT key, followers FROM grams WHERE key > ? AND typeof(followers) = 'blob'
@@ -156,6 +158,7 @@ class StatisticsTable:
         self.vocabulary, self.tokens = vocabulary, int(self.meta["tokens"])
         self.look_up_packed = lru_cache(maxsize=CACHED)(self.read)
         self.memory: Any = None
+        self.reader: Thread | None = None
         self.closed = Event()
 
     def read_meta(self) -> dict[str, str]:
@@ -277,8 +280,8 @@ class StatisticsTable:
             )
             # The reader must not keep the table, which stops it when it goes.
             weakref.finalize(self, self.closed.set)
-            reader = Thread(target=read_all, args=(self.path, self.memory, self.closed))
-            reader.start()
+            self.reader = Thread(target=read_all, args=(self.path, self.memory, self.closed))
+            self.reader.start()
         return self.memory
 
     def forget_look_ups(self) -> None:
@@ -311,9 +314,9 @@ def read_all(path: Path, memory: Any, closed: Event) -> None:
     try:
         with closing(connected(path, LONGEST_BATCH)) as connection:
             connection.set_progress_handler(
-                lambda: closed.is_set() or time.monotonic() > late, 100_000
+                lambda: closed.is_set() or time.monotonic() > late, STEPS
             )
-            while True:
+            while not closed.is_set():
                 key, text = connection.execute(
                     BATCH, (last, HEAD + FOLLOWERS * WIDE.size)
                 ).fetchone()

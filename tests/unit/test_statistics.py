@@ -481,9 +481,7 @@ def test_flipped_bytes_never_raise_while_decoding(path: Path, seed: int) -> None
     assert len(list(table.top(10))) <= 10
 
 
-@pytest.mark.parametrize(
-    "blob",
-    ["x''", "x'00'", "x'0801'", "x'08000102'", "x'080105FFFFFF'", "'words'", "7",
+POISONED = ["x''", "x'00'", "x'0801'", "x'08000102'", "x'080105FFFFFF'", "'words'", "7",
      "zeroblob(53)", "zeroblob(100000)",
      "x'FF00000500'",  # more occurrences than there were tokens
      "x'0003000500'",  # more next tokens than occurrences
@@ -491,8 +489,11 @@ def test_flipped_bytes_never_raise_while_decoding(path: Path, seed: int) -> None
      "x'0801000500000600'",  # shares beyond one
      "x'0801200500100600'",  # the likeliest not first
      "x'0800006400'",  # a token that the vocabulary does not have
-     ],
-)  # fmt: skip
+     ]  # fmt: skip
+"""What a blob may be that is none of an entry."""
+
+
+@pytest.mark.parametrize("blob", POISONED)
 def test_poisoned_entries_are_like_missing_ones(path: Path, blob: str) -> None:
     edited(path, f"UPDATE grams SET followers = {blob}")
     table = StatisticsTable(path)
