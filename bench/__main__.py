@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from bench.commands import run_command
 
 COMMANDS = (
-    *("ablation", "speed", "live", "inflate", "record", "replay", "lookup"),
-    *("stack", "door", "overhead", "page", "to-gguf", "truth", "curve"),
+    *("ablation", "speed", "live", "inflate", "record", "replay", "drafting"),
+    *("lookup", "stack", "door", "overhead", "page", "to-gguf", "truth", "curve"),
 )
 
 
