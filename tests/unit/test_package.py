@@ -31,12 +31,16 @@ def made(target: str, folder: Path) -> list[str]:
     """What make would do in a checkout where nothing is set up."""
     for name in ("Makefile", "requirements.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "native", folder / "native")
+    return run_make(folder, "--dry-run", target).stdout.splitlines()
+
+
+def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    done = subprocess.run(
-        ["make", "--dry-run", target],
+    return subprocess.run(
+        ["make", *arguments],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    return done.stdout.splitlines()
 
 
 def installs(steps: list[str]) -> list[str]:
@@ -45,6 +49,7 @@ def installs(steps: list[str]) -> list[str]:
         "llama-cpp-python": "gguf",
         "torch==": "torch",
         "group dev": "dev",
+        "./native": "native",
         "/dev/stdin": "rest",
     }
     found = [
@@ -88,11 +93,40 @@ def test_the_package_for_others_brings_nothing_along() -> None:
     assert done.stdout.strip() == "{'strata_chat'}"
 
 
-def test_the_chat_is_set_up_without_compiling_anything(tmp_path: Path) -> None:
+def test_the_chat_is_set_up_with_the_compiled_core_and_nothing_else_to_compile(
+    tmp_path: Path,
+) -> None:
     steps = made("run", tmp_path)
-    assert installs(steps) == ["torch", "rest"], steps
+    assert installs(steps) == ["torch", "rest", "native"], steps
     assert any(line.startswith("grep -v '^llama-cpp-python' requirements.txt") for line in steps)
     assert steps[-1].strip() == ".venv/bin/python app.py"
+
+
+FAKE = """\
+#!/bin/sh
+echo "$@" >> calls
+case "$*" in *./native*) exit {status};; esac
+"""
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_the_chat_opens_whether_or_not_something_can_be_compiled(
+    compiles: bool, tmp_path: Path
+) -> None:
+    """With all else set up, and a Python that says whether it could install the core."""
+    made("run", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(FAKE.format(status=0 if compiles else 1), encoding="utf-8")
+    python.chmod(0o755)
+    for name in (".pip", ".run"):
+        (tmp_path / ".venv" / name).touch()
+    said = [run_make(tmp_path, "run", "ARGS=--port 1").stdout for _ in "12"]
+    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
+    built, opened = "-m pip install --quiet ./native", "app.py --port 1"
+    assert calls == [built, opened, *([] if compiles else [built]), opened]
+    for each in said:
+        assert ("Strata runs without it" in each) is not compiles
 
 
 def test_gguf_support_is_a_step_of_its_own(tmp_path: Path) -> None:
@@ -101,7 +135,7 @@ def test_gguf_support_is_a_step_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["test", "quick", "check"])
 def test_the_tests_are_set_up_with_everything(target: str, tmp_path: Path) -> None:
-    assert installs(made(target, tmp_path)) == ["torch", "rest", "gguf", "dev"]
+    assert installs(made(target, tmp_path)) == ["torch", "rest", "gguf", "native", "dev"]
 
 
 def test_no_test_is_skipped_for_want_of_a_library() -> None:
