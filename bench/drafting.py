@@ -189,7 +189,7 @@ class Bench:
     def hierarchy(self, core: str, asked: int) -> Hierarchy:
         """A drafter for one question."""
         with running_on(core):
-            (made,) = self.databases(asked).hierarchy(TIERS)
+            (made,) = self.databases(asked).hierarchy(TIERS, self.generation.sampling)
         assert isinstance(made, Hierarchy)
         return made
 

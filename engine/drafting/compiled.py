@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from engine import native
+from engine.drafting import noise
 from engine.drafting.base import Frozen, Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import (
+    LONGEST,
     MEMORY,
     PRIOR_OBSERVATIONS,
     UNSEEN,
     Calibration,
 )
 from engine.drafting.context import ContextTier
-from engine.drafting.hierarchy import NEGLIGIBLE, SLIGHT, Hierarchy
+from engine.drafting.hierarchy import LUCKIEST, NEGLIGIBLE, SLIGHT, Hierarchy
 from engine.drafting.model import Forgetful, ModelTier, Unlearned
 from engine.drafting.ngrams import CompiledCounts
 from engine.drafting.statistics import KEY, REMEMBERED, StatisticsTier
-from engine.sampling import COLDEST
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Work
@@ -35,10 +36,8 @@ def hierarchy(
     tiers: Sequence[Tier], calibration: Calibration, sampling: Sampling | None = None
 ) -> Hierarchy:
     """Drafts from tiers in their order: compiled where the core is there."""
-    noisy = sampling is not None and sampling.temperature >= COLDEST
-    if native.core is None or noisy:
-        return Hierarchy(tiers, calibration, sampling)
-    return CompiledHierarchy(tiers, calibration)
+    made = Hierarchy if native.core is None else CompiledHierarchy
+    return made(tiers, calibration, sampling)
 
 
 def grow_all(drafts: Sequence[Draft]) -> list[Mapping[str, Work]]:
@@ -56,13 +55,21 @@ def grow_all(drafts: Sequence[Draft]) -> list[Mapping[str, Work]]:
 class CompiledHierarchy(Hierarchy):
     """The compiled twin of a hierarchy."""
 
-    def __init__(self, tiers: Sequence[Tier], calibration: Calibration) -> None:
-        super().__init__(tiers, calibration)
+    def __init__(
+        self, tiers: Sequence[Tier], calibration: Calibration, sampling: Sampling | None = None
+    ) -> None:
+        super().__init__(tiers, calibration, sampling)
         specified = [
             (source_of(tier), tier.name, self.sources[tier.name], tier.source) for tier in tiers
         ]
         self.compiled: Any = native.core.Hierarchy(
-            specified, compiled_calibration(calibration), NEGLIGIBLE, SLIGHT
+            specified,
+            compiled_calibration(calibration),
+            negligible=NEGLIGIBLE,
+            slight=SLIGHT,
+            luckiest=LUCKIEST,
+            temperature=self.sampling.temperature if self.sampling else 0.0,
+            seed=self.sampling.seed if self.sampling else 0,
         )
         self.timed: Sequence[str] = self.compiled.sources
 
@@ -93,8 +100,15 @@ class CompiledHierarchy(Hierarchy):
 def compiled_calibration(calibration: Calibration) -> Any:
     """The compiled core's view of what is learned, made once."""
     if calibration.compiled is None:
+        lengths = range(LONGEST + 1)
         calibration.compiled = native.core.Calibration(
-            calibration.weights, PRIOR_OBSERVATIONS, MEMORY, UNSEEN
+            {tier: [calibration.of(tier, n) for n in lengths] for tier in calibration.weights},
+            prior_observations=PRIOR_OBSERVATIONS,
+            memory=MEMORY,
+            unseen=UNSEEN,
+            least=noise.LEAST,
+            trust_memory=noise.MEMORY,
+            ranges=noise.RANGES,
         )
     return calibration.compiled
 
@@ -107,10 +121,11 @@ def source_of(tier: Tier) -> Any:
         return source_of(tier.tier)
     if isinstance(tier, StatisticsTier) and kind is StatisticsTier:
         in_memory = getattr(tier.table, "in_memory", lambda: None)
-        return core.Statistics(tier.table.look_up, in_memory(), KEY, REMEMBERED)
+        asked = tier.table.look_up, tier.table.unigrams
+        return core.Statistics(*asked, in_memory(), KEY, REMEMBERED)
     if isinstance(tier, ContextTier | ModelTier) and isinstance(tier.counts, CompiledCounts):
         if kind in (ContextTier, ModelTier):
             return tier.counts.compiled
         if isinstance(tier, Unlearned) and kind is Unlearned:
             return core.Less(source_of(tier.tier), tier.counts.compiled)
-    return core.Asked(tier.matches)
+    return core.Asked(tier.matches, tier.unigrams)

@@ -29,6 +29,10 @@ class Counts(Protocol):
     def bytes(self) -> int:
         """About what the counts take in memory."""
 
+    @property
+    def unigrams(self) -> Followers | None:
+        """What is often counted, whatever the key; None while nothing was."""
+
     def add(self, key: Key, token: int, count: int = 1) -> bool:
         """Count `token` after `key` and after each of its suffixes; whether the two were new."""
 
@@ -66,6 +70,12 @@ class CompiledCounts:
     def bytes(self) -> int:
         """What the counts take in memory."""
         return int(self.compiled.bytes)
+
+    @property
+    def unigrams(self) -> Followers | None:
+        """What is often counted, whatever the key; None while nothing was."""
+        said = self.compiled.often()
+        return said and Followers(*said)
 
     def matches(self, suffix: Key) -> Sequence[Followers]:
         """The followers of the last 1, 2, ... tokens of `suffix`, up to the longest known."""

@@ -17,6 +17,7 @@ alone. What the sampler cuts off (top-k, top-p, min-p) is mostly among these and
 Invariant: drafts decide nothing. Noise that is wrong costs drafts, never a token of the answer.
 """
 
+from array import array
 from collections.abc import Sequence
 from math import exp, log, sqrt
 
@@ -42,8 +43,8 @@ class ErrorModel:
     __slots__ = ("precisions", "values")
 
     def __init__(self) -> None:
-        self.values = list(FIRST)
-        self.precisions = [PRIOR] * len(FIRST)
+        self.values = array("d", FIRST)
+        self.precisions = array("d", [PRIOR] * len(FIRST))
 
     def learned(self) -> list[tuple[float, float]]:
         """What was learned of each value: the precision beyond the first one, and the value above

@@ -1,6 +1,7 @@
 // The compiled drafting as Python sees it. Whatever touches a Python object is in this file.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -67,12 +68,18 @@ class Known {
         if (own.size() > Room::BLOCK) throw nb::value_error("followers of too many kinds");
         rank(own.data(), static_cast<int>(own.size()));
     }
-    Followers in(Room &room) const {
+    // The same, which lasts as long as this.
+    Followers here() const {
         Followers made = told;
-        Follower *copied = room.take(static_cast<int>(own.size()));
+        made.first = own.data();
+        made.size = static_cast<int>(own.size());
+        return made;
+    }
+    Followers in(Room &room) const {
+        Followers made = here();
+        Follower *copied = room.take(made.size);
         std::copy(own.begin(), own.end(), copied);
         made.first = copied;
-        made.size = static_cast<int>(own.size());
         return made;
     }
 
@@ -84,7 +91,8 @@ class Known {
 // A tier that is written in Python.
 class Asked : public Source {
   public:
-    explicit Asked(nb::callable ask) : ask(std::move(ask)) {}
+    Asked(nb::callable ask, nb::callable ask_often)
+        : ask(std::move(ask)), ask_often(std::move(ask_often)) {}
     int matches(const Suffix &suffix, Followers *found, Room &room) override {
         nb::gil_scoped_acquire held;
         const nb::object said = ask(tuple_of(suffix.tokens.data(), suffix.size));
@@ -95,16 +103,24 @@ class Asked : public Source {
         }
         return size;
     }
+    Followers often(Room &room) override {
+        nb::gil_scoped_acquire held;
+        const nb::object said = ask_often();
+        return said.is_none() ? Followers{} : Known(said).in(room);
+    }
+    bool lasting() const override { return false; }
 
   private:
-    nb::callable ask;
+    nb::callable ask, ask_often;
 };
 
 // The statistics tier. What the table in memory cannot answer, Python is asked for.
 class Statistics : public Source {
   public:
-    Statistics(nb::callable ask, const Table *table, int longest, std::size_t remembered)
-        : ask(std::move(ask)), table(table), longest(longest), remembered(remembered) {}
+    Statistics(nb::callable ask, nb::callable ask_often, const Table *table, int longest,
+               std::size_t remembered)
+        : ask(std::move(ask)), ask_often(std::move(ask_often)), table(table), longest(longest),
+          remembered(remembered) {}
     Statistics(const Statistics &) = delete;
 
     int matches(const Suffix &suffix, Followers *found, Room &room) override {
@@ -115,9 +131,18 @@ class Statistics : public Source {
             const std::uint64_t packed = ready ? table->packed(suffix, size) : 0;
             if (ready && (!packed || !table->may_hold(packed))) return size - 1;
             found[size - 1] = look_up(suffix, size, room);
-            if (!found[size - 1].size) return size - 1;
+            if (!found[size - 1].total) return size - 1;
         }
         return most;
+    }
+    Followers often(Room &) override {
+        if (!asked_often) {
+            nb::gil_scoped_acquire held;
+            const nb::object said = ask_often();
+            if (!said.is_none()) said_often = std::make_unique<Known>(said);
+            asked_often = true;
+        }
+        return said_often ? said_often->here() : Followers{};
     }
 
     void expect(const Suffix &suffix) override {
@@ -147,7 +172,9 @@ class Statistics : public Source {
             return hash;
         }
     };
-    nb::callable ask;
+    nb::callable ask, ask_often;
+    bool asked_often = false;
+    std::unique_ptr<Known> said_often;
     const Table *table;
     int longest;
     std::size_t remembered;
@@ -157,18 +184,18 @@ class Statistics : public Source {
 // The arrays of a Calibration, and what keeps them there.
 class Calibration {
   public:
-    Calibration(nb::dict weights, double prior_observations, double memory, double unseen)
-        : constants{prior_observations, memory, unseen} {
+    // `weights` holds the EvidenceWeights of each tier: what is often said, then by match length.
+    Calibration(nb::dict weights, const Constants &constants) : constants(constants) {
         for (auto [name, lengths] : weights) {
             auto &made = tiers[nb::cast<std::string>(name)];
             for (nb::handle each : lengths) {
-                Weights found{array(each.attr("values")), array(each.attr("priors")),
-                              array(each.attr("reached")), array(each.attr("credited")), {}};
-                for (nb::handle rate : each.attr("rates"))
-                    found.rates.push_back(array(rate.attr("figures")));
-                made.push_back(std::move(found));
+                const nb::object errors = each.attr("errors");
+                made.push_back({array(each.attr("values")), array(each.attr("priors")),
+                                array(each.attr("reached")), array(each.attr("credited")),
+                                rates(each.attr("rates")), rates(each.attr("noisy_rates")),
+                                {array(errors.attr("values")), array(errors.attr("precisions"))}});
             }
-            if (made.size() != LONGEST) throw nb::value_error("weights of eight match lengths");
+            if (made.size() != LONGEST + 1) throw nb::value_error("weights of eight match lengths");
         }
     }
     const std::vector<Weights> *of(const std::string &tier) const { return &tiers.at(tier); }
@@ -179,9 +206,26 @@ class Calibration {
         kept.push_back(nb::cast<Array>(from));
         return kept.back().data();
     }
+    std::vector<double *> rates(nb::handle from) {
+        std::vector<double *> made;
+        for (nb::handle rate : from) made.push_back(array(rate.attr("figures")));
+        return made;
+    }
     std::vector<Array> kept;
     std::unordered_map<std::string, std::vector<Weights>> tiers;
 };
+
+static void make_calibration(Calibration *made, nb::dict weights, double prior_observations,
+                             double memory, double unseen, double least, double trust_memory,
+                             const std::vector<std::pair<double, double>> &ranges) {
+    Constants constants{prior_observations, memory, unseen, {least, trust_memory, {}, {}}};
+    if (ranges.size() != 3) throw nb::value_error("ranges of three values");
+    for (int at = 0; at < 3; ++at) {
+        constants.ranges.low[at] = ranges[at].first;
+        constants.ranges.high[at] = ranges[at].second;
+    }
+    new (made) Calibration(weights, constants);
+}
 
 static double number(nb::handle of, const char *name) { return nb::cast<double>(of.attr(name)); }
 
@@ -189,14 +233,18 @@ static double number(nb::handle of, const char *name) { return nb::cast<double>(
 class Drafter {
   public:
     // `tiers` holds (source, name, what its tokens are credited to, what its time is counted to).
-    Drafter(nb::list tiers, const Calibration &calibration, double negligible, double slight)
-        : hierarchy(specified(tiers, calibration), calibration.constants, {negligible, slight}) {
+    // A temperature of 0 says that the noise is not known.
+    Drafter(nb::list tiers, const Calibration &calibration, double negligible, double slight,
+            int luckiest, double temperature, std::uint64_t seed)
+        : hierarchy(specified(tiers, calibration), calibration.constants,
+                    {negligible, slight, luckiest}, {temperature, seed}) {
         hierarchy.spent.resize(sources.size());
     }
 
     Plan plan(nb::handle tree, nb::handle tokens, nb::handle budget) const {
         Plan made;
-        made.suffix = suffix_of(tokens, static_cast<Py_ssize_t>(nb::len(tokens)));
+        made.position = nb::len(tokens);
+        made.suffix = suffix_of(tokens, static_cast<Py_ssize_t>(made.position));
         made.nodes = nb::cast<int>(budget.attr("nodes"));
         made.depth = nb::cast<int>(budget.attr("depth"));
         made.best = nb::cast<int>(budget.attr("best"));
@@ -278,7 +326,7 @@ class Drafter {
         settle(tree, first, said);
         const Suffix suffix = suffix_of(tokens, size - fresh);
         nb::gil_scoped_release released;
-        hierarchy.learn(suffix, said);
+        hierarchy.learn(suffix, static_cast<std::uint64_t>(size - fresh), said);
     }
     void forget() { hierarchy.forget(); }
 
@@ -364,7 +412,12 @@ static void make_table(Table *made, std::vector<double> counts, std::vector<doub
 void bind_drafting(nb::module_ &module) {
     using namespace strata;
     nb::class_<Source>(module, "Source")
-        .def("matches", [](Source &self, nb::handle suffix) { return python_of(self, suffix); });
+        .def("matches", [](Source &self, nb::handle suffix) { return python_of(self, suffix); })
+        .def("often", [](Source &self) -> nb::object {
+            Room room;
+            const Followers found = self.often(room);
+            return found.total ? nb::object(python_of(found)) : nb::none();
+        });
     nb::class_<Counts, Source>(module, "Counts")
         .def(nb::init<int>())
         .def("add",
@@ -390,7 +443,7 @@ void bind_drafting(nb::module_ &module) {
         .def_prop_ro("bytes", &Counts::bytes);
     nb::class_<Less, Source>(module, "Less")
         .def(nb::init<Source &, Source &>(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
-    nb::class_<Asked, Source>(module, "Asked").def(nb::init<nb::callable>());
+    nb::class_<Asked, Source>(module, "Asked").def(nb::init<nb::callable, nb::callable>());
     nb::class_<Table>(module, "Table")
         .def("__init__", &make_table, nb::kw_only(), "counts"_a, "shares"_a, "rounded"_a, "tokens"_a,
              "vocabulary"_a, "bits"_a, "widest"_a, "wide"_a, "limit"_a, "expected"_a)
@@ -402,13 +455,15 @@ void bind_drafting(nb::module_ &module) {
         .def_prop_ro("bytes", &Table::bytes)
         .def("__len__", &Table::size);
     nb::class_<Statistics, Source>(module, "Statistics")
-        .def(nb::init<nb::callable, const Table *, int, std::size_t>(), "ask"_a,
-             "table"_a.none(), "longest"_a, "remembered"_a, nb::keep_alive<1, 3>());
+        .def(nb::init<nb::callable, nb::callable, const Table *, int, std::size_t>(), "ask"_a,
+             "often"_a, "table"_a.none(), "longest"_a, "remembered"_a, nb::keep_alive<1, 4>());
     nb::class_<Calibration>(module, "Calibration")
-        .def(nb::init<nb::dict, double, double, double>());
+        .def("__init__", &make_calibration, "weights"_a, nb::kw_only(), "prior_observations"_a,
+             "memory"_a, "unseen"_a, "least"_a, "trust_memory"_a, "ranges"_a);
     nb::class_<Drafter>(module, "Hierarchy")
-        .def(nb::init<nb::list, const Calibration &, double, double>(), nb::keep_alive<1, 2>(),
-             nb::keep_alive<1, 3>())
+        .def(nb::init<nb::list, const Calibration &, double, double, int, double, std::uint64_t>(),
+             "tiers"_a, "calibration"_a, nb::kw_only(), "negligible"_a, "slight"_a, "luckiest"_a,
+             "temperature"_a, "seed"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("grow", &Drafter::grow)
         .def("learn", &Drafter::learn)
         .def("forget", &Drafter::forget)

@@ -34,12 +34,19 @@ inline int strength(double total, double distinct) {
     return row * 5 + column;
 }
 
-// One database's answer for one match length: the next tokens, the most frequent first.
+// One database's answer for one match length: the next tokens, the most frequent first. A total of
+// 0 is no answer.
 struct Followers {
     double total = 0, distinct = 0;
     const Follower *first = nullptr;
     int size = 0;
     int strength = 0;
+
+    double count(Token token) const {
+        for (int at = 0; at < size; ++at)
+            if (first[at].token == token) return first[at].count;
+        return 0;
+    }
 };
 
 // The last tokens of a text, the newest last.
@@ -98,6 +105,10 @@ class Source {
     virtual ~Source() = default;
     // What followed the last 1, 2, ... tokens of the suffix, as far as known; how many those are.
     virtual int matches(const Suffix &suffix, Followers *found, Room &room) = 0;
+    // What is often said, whatever came before.
+    virtual Followers often(Room &) { return {}; }
+    // Whether that changes with the version alone.
+    virtual bool lasting() const { return true; }
     // The suffix is to be asked for soon: have the processor fetch what that takes.
     virtual void expect(const Suffix &) {}
     // Another number after everything that it learns.

@@ -4,8 +4,8 @@
 
 namespace strata {
 
-Hierarchy::Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits)
-    : tiers(std::move(tiers)), constants(constants), limits(limits),
+Hierarchy::Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice)
+    : tiers(std::move(tiers)), constants(constants), limits(limits), dice(dice),
       answers(this->tiers.size() * LONGEST), lengths(this->tiers.size()) {}
 
 // Answers do not outlive what a tier learns from elsewhere.
@@ -19,7 +19,11 @@ void Hierarchy::refresh() {
 void Hierarchy::forget() {
     chains.clear();
     evidence.clear();
+    laws.clear();
+    named.clear();
     room.clear();
+    for (std::size_t at = 0; at < lucky.size(); ++at)
+        if (!tiers[at].source->lasting()) lucky[at].fill({});
 }
 
 Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
@@ -41,7 +45,7 @@ Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
             // A shorter match at the same places says nothing that the longer one did not.
             if (at < lengths[tier] &&
                 (at + 1 == lengths[tier] || matches[at].total > matches[at + 1].total))
-                evidence.push_back({&(*tiers[tier].weights)[at], matches[at],
+                evidence.push_back({&(*tiers[tier].weights)[at + 1], matches[at],
                                     static_cast<std::uint16_t>(tier),
                                     static_cast<std::uint16_t>(at + 1)});
         }
@@ -51,42 +55,66 @@ Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
     return made;
 }
 
-// The probability of every next token, the longest match first, each with its first evidence.
-void Hierarchy::interpolate(const Chain &chain, double least) {
-    found.clear();
-    int most = 0;
-    for (int at = chain.first; at < chain.first + chain.size; ++at)
-        most += evidence[at].followers.size;
-    std::uint32_t room = 32;
-    while (room < 2u * most) room *= 2;
-    places.assign(room, -1);
-    double left = 1.0;
-    for (int at = chain.first; at < chain.first + chain.size; ++at) {
-        const Evidence &each = evidence[at];
-        const double said = left * each.weights->values[each.followers.strength];
-        const double scale = said / each.followers.total;
-        for (int next = 0; next < each.followers.size; ++next) {
-            const Follower &follower = each.followers.first[next];
-            const double share = scale * follower.count;
-            if (share < least) break;
-            std::uint32_t place = follower.token * 0x9e3779b1u & (room - 1);
-            while (places[place] >= 0 && found[places[place]].token != follower.token)
-                place = (place + 1) & (room - 1);
-            if (places[place] >= 0) {
-                found[places[place]].share += share;
-            } else {
-                places[place] = static_cast<int>(found.size());
-                found.push_back({share, follower.token, at});
-            }
+// Add what one piece of evidence says to the probabilities of next tokens.
+void Hierarchy::name(const Evidence &each, int number, double left, double least) {
+    const double said = left * each.weights->values[each.followers.strength];
+    const double scale = said / each.followers.total;
+    const std::uint32_t most = static_cast<std::uint32_t>(places.size()) - 1;
+    for (int next = 0; next < each.followers.size; ++next) {
+        const Follower &follower = each.followers.first[next];
+        const double share = scale * follower.count;
+        if (share < least) break;
+        std::uint32_t place = follower.token * 0x9e3779b1u & most;
+        while (places[place] >= 0 && found[places[place]].token != follower.token)
+            place = (place + 1) & most;
+        if (places[place] >= 0) {
+            found[places[place]].share += share;
+        } else {
+            places[place] = static_cast<int>(found.size());
+            found.push_back({share, follower.token, number});
         }
-        left -= said;
-        if (left < least || left < limits.negligible) break;
     }
 }
 
+// The probability of every next token, the longest match first, each with its first evidence; what
+// is left.
+double Hierarchy::interpolate(const Chain &chain, double least) {
+    found.clear();
+    std::size_t most = limits.luckiest * tiers.size(), size = 32;
+    for (int at = chain.first; at < chain.first + chain.size; ++at)
+        most += evidence[at].followers.size;
+    while (size < 2 * most) size *= 2;
+    places.assign(size, -1);
+    double left = 1.0;
+    for (int at = chain.first; at < chain.first + chain.size; ++at) {
+        const Evidence &each = evidence[at];
+        name(each, at, left, least);
+        left -= left * each.weights->values[each.followers.strength];
+        if (left < least || left < limits.negligible) break;
+    }
+    return left;
+}
+
 // The candidates whose estimate reaches the floor.
-void Hierarchy::expand(const Chain &chain, double floor) {
-    interpolate(chain, floor * limits.slight);
+void Hierarchy::expand(int asked, const Expanded &here, std::uint64_t position, double floor) {
+    if (!dice.temperature) {
+        interpolate(chain(asked, here.suffix), floor * limits.slight);
+        return select(floor);
+    }
+    const Law known = law(asked, here.suffix, position);
+    if (!known.size) return;
+    const Named *first = named.data() + known.first;
+    chances.resize(known.size);
+    known.weights->errors.estimates(first, known.size, dice.temperature, constants.ranges,
+                                    chances.data());
+    found.clear();
+    for (int at = 0; at < known.size; ++at)
+        found.push_back({chances[at], first[at].token, first[at].origin});
+    select(floor);
+}
+
+// Apply the rates to what was found, and keep what reaches the floor.
+void Hierarchy::select(double floor) {
     // The likeliest first, of equal ones that which was found first; few of them are asked for.
     const auto behind = [this](int a, int b) {
         return found[a].share != found[b].share ? found[a].share < found[b].share : a > b;
@@ -99,8 +127,9 @@ void Hierarchy::expand(const Chain &chain, double floor) {
         std::pop_heap(ranked.begin(), end, behind);
         const Found &each = found[*(end - 1)];
         const Evidence &origin = evidence[each.origin];
-        const std::size_t rank = std::min(number, origin.weights->rates.size() - 1);
-        const double factor = origin.weights->rates[rank][2];
+        const auto &rates = dice.temperature ? origin.weights->noisy_rates : origin.weights->rates;
+        const std::size_t rank = std::min(number, rates.size() - 1);
+        const double factor = rates[rank][2];
         // Scaling halves what is left to certainty at most.
         const double scaled = std::min(each.share * factor, (1.0 + each.share) / 2);
         if (scaled < floor) break;
@@ -108,6 +137,75 @@ void Hierarchy::expand(const Chain &chain, double floor) {
                               static_cast<std::uint16_t>(rank)});
         ++number;
     }
+}
+
+// What may follow a suffix at a position; of size 0 where nothing is known.
+Hierarchy::Law Hierarchy::law(int asked, const Suffix &suffix, std::uint64_t position) {
+    for (const Law &known : laws)
+        if (known.position == position && known.asked == asked && known.suffix == suffix)
+            return known;
+    const Chain before = chain(asked, suffix);
+    double left = interpolate(before, 0.0);
+    if (left >= limits.negligible) {
+        for (int tier = 0; tier < asked; ++tier) {
+            const Followers often = luckiest(tier, position);
+            if (!often.total) continue;
+            const Weights &weights = (*tiers[tier].weights)[0];
+            evidence.push_back({&weights, often, static_cast<std::uint16_t>(tier), 0});
+            name(evidence.back(), static_cast<int>(evidence.size()) - 1, left, 0.0);
+            left -= left * weights.values[often.strength];
+        }
+    }
+    Law made{suffix, position, asked, static_cast<int>(named.size()),
+             static_cast<int>(found.size()), nullptr};
+    const std::uint64_t key = noise::key(dice.seed, position);
+    for (const Found &each : found)
+        named.push_back({each.share, std::log(each.share), noise::gumbel(key, each.token),
+                         each.token, each.origin});
+    if (made.size) made.weights = evidence[before.size ? before.first : found[0].origin].weights;
+    laws.push_back(made);
+    return made;
+}
+
+// Of what a tier has often seen, the tokens that the noise of a position favours most.
+//
+// The score of a token is at most log(count / (1 - share)) for the share that its draw is of all
+// draws, so few logarithms are needed.
+Followers Hierarchy::luckiest(int tier, std::uint64_t position) {
+    Source &source = *tiers[tier].source;
+    if (lucky.empty()) {
+        lucky.resize(tiers.size());
+        lucky_tokens.resize(tiers.size());
+    }
+    Lucky &known = lucky[tier][position % LUCKY];
+    if (known.position == position && known.version == source.version()) return known.often;
+    const Followers often = source.often(room);
+    const std::uint64_t key = noise::key(dice.seed, position);
+    const std::size_t wanted = std::min<std::size_t>(limits.luckiest, often.size);
+    lucks.clear();
+    const auto exactly = [&](int at) {
+        const Follower &each = often.first[at];
+        const double luck = noise::gumbel(key, each.token);
+        lucks.push_back({-std::log(each.count) - luck, each.token, each.count});
+    };
+    double least = 0.0;
+    for (int at = 0; at < often.size; ++at) {
+        const double missing = (1u << noise::BITS) - 0.5 - noise::bits(key, often.first[at].token);
+        if (often.first[at].count / missing < least) continue;
+        exactly(at);
+        std::sort(lucks.begin(), lucks.end());
+        if (lucks.size() > wanted) lucks.resize(wanted);
+        // Rounding of the noise, and of this.
+        if (lucks.size() == wanted)
+            least = std::exp(-lucks.back().score) * (1 - 1e-4) / (1u << noise::BITS);
+    }
+    auto &tokens = lucky_tokens[tier][position % LUCKY];
+    for (std::size_t at = 0; at < lucks.size(); ++at)
+        tokens[at] = {lucks[at].count, lucks[at].token, static_cast<std::uint32_t>(at)};
+    known = {position, source.version(), often};
+    known.often.first = tokens.data();
+    known.often.size = static_cast<int>(lucks.size());
+    return known.often;
 }
 
 // The row of a node, which is made unless it is there.
@@ -139,7 +237,7 @@ void Hierarchy::grow(Plan &plan) {
     while (plan.nodes && plan.pays(size, probability)) {
         if (here.depth < plan.depth) {
             const std::size_t first = candidates.size();
-            expand(chain(asked, here.suffix), plan.floor / probability);
+            expand(asked, here, plan.position + here.depth, plan.floor / probability);
             for (std::size_t at = first; at < candidates.size(); ++at) {
                 if (candidates[at].token >= plan.vocabulary) continue;
                 heap.push_back({candidates[at].probability * probability, ++number,
@@ -174,7 +272,8 @@ void Hierarchy::expect(int asked, const Item &item) {
 }
 
 void Hierarchy::settle(const Candidate &candidate, bool accepted) {
-    double *rate = (*tiers[candidate.tier].weights)[candidate.match_length - 1].rates[candidate.rank];
+    const Weights &weights = (*tiers[candidate.tier].weights)[candidate.match_length];
+    double *rate = (dice.temperature ? weights.noisy_rates : weights.rates)[candidate.rank];
     rate[0] += candidate.share;
     rate[1] += accepted ? 1.0 : 0.0;
     if (rate[0] > constants.memory) {
@@ -184,44 +283,61 @@ void Hierarchy::settle(const Candidate &candidate, bool accepted) {
     rate[2] = (constants.prior_observations + rate[1]) / (constants.prior_observations + rate[0]);
 }
 
-void Hierarchy::learn(Suffix suffix, const std::vector<Token> &said) {
+void Hierarchy::learn(Suffix suffix, std::uint64_t position, const std::vector<Token> &said) {
     refresh();
+    const int all = static_cast<int>(tiers.size());
     for (const Token token : said) {
-        const Chain known = chain(static_cast<int>(tiers.size()), suffix);
-        const Evidence *each = evidence.data() + known.first, *end = each + known.size;
-        double left = 1.0, total = 0.0;
-        shares.clear();
-        for (; each < end; ++each) {
-            const Followers &followers = each->followers;
-            const double weight = each->weights->values[followers.strength];
-            double count = 0.0;
-            for (int at = 0; at < followers.size; ++at)
-                if (followers.first[at].token == token) count = followers.first[at].count;
-            shares.push_back(left * weight * count / followers.total);
-            total += shares.back();
-            left *= 1.0 - weight;
-        }
-        total += left * constants.unseen;
-        double reached = 1.0;
-        for (int at = 0; at < known.size; ++at) {
-            const Evidence &learned = evidence[known.first + at];
-            const Weights &weights = *learned.weights;
-            const int strength = learned.followers.strength;
-            const double credited = shares[at] / total;
-            weights.reached[strength] += reached;
-            weights.credited[strength] += credited;
-            if (weights.reached[strength] > constants.memory) {
-                weights.reached[strength] /= 2;
-                weights.credited[strength] /= 2;
-            }
-            weights.values[strength] =
-                (constants.prior_observations * weights.priors[strength] +
-                 weights.credited[strength]) /
-                (constants.prior_observations + weights.reached[strength]);
-            reached -= credited;
-            if (reached < 1e-3) break;
-        }
+        if (dice.temperature) judge(law(all, suffix, position), token);
+        learn(chain(all, suffix), token);
         suffix.push(token);
+        ++position;
+    }
+}
+
+// Learn how far the noise could be trusted.
+void Hierarchy::judge(const Law &law, Token said) {
+    if (!law.size) return;
+    const Named *first = named.data() + law.first;
+    int number = 0;
+    while (number < law.size && first[number].token != said) ++number;
+    chances.resize(law.size);
+    Errors errors = law.weights->errors;
+    errors.learn(first, law.size, dice.temperature, number < law.size ? number : -1,
+                 constants.ranges, chances.data());
+}
+
+// Learn what a chain of evidence was worth, and what is often said.
+void Hierarchy::learn(const Chain &chain, Token said) {
+    pieces.assign(evidence.begin() + chain.first, evidence.begin() + chain.first + chain.size);
+    for (std::size_t tier = 0; dice.temperature && tier < tiers.size(); ++tier) {
+        const Followers often = tiers[tier].source->often(room);
+        if (often.total) pieces.push_back({&(*tiers[tier].weights)[0], often, 0, 0});
+    }
+    double left = 1.0, total = 0.0;
+    shares.clear();
+    for (const Evidence &each : pieces) {
+        const double weight = each.weights->values[each.followers.strength];
+        shares.push_back(left * weight * each.followers.count(said) / each.followers.total);
+        total += shares.back();
+        left *= 1.0 - weight;
+    }
+    total += left * constants.unseen;
+    double reached = 1.0;
+    for (std::size_t at = 0; at < pieces.size(); ++at) {
+        const Weights &weights = *pieces[at].weights;
+        const int strength = pieces[at].followers.strength;
+        const double credited = shares[at] / total;
+        weights.reached[strength] += reached;
+        weights.credited[strength] += credited;
+        if (weights.reached[strength] > constants.memory) {
+            weights.reached[strength] /= 2;
+            weights.credited[strength] /= 2;
+        }
+        weights.values[strength] = (constants.prior_observations * weights.priors[strength] +
+                                    weights.credited[strength]) /
+                                   (constants.prior_observations + weights.reached[strength]);
+        reached -= credited;
+        if (reached < 1e-3) break;
     }
 }
 

@@ -8,29 +8,41 @@
 #include <cmath>
 #include <limits>
 
+#include "errors.hpp"
 #include "evidence.hpp"
+#include "noise.hpp"
 
 namespace strata {
 
 // What an evidence of one tier and match length is worth: arrays of EvidenceWeights and Rate.
 struct Weights {
     double *values, *priors, *reached, *credited;  // by strength
-    std::vector<double *> rates;                   // by rank: expected, accepted, factor
+    std::vector<double *> rates;        // by rank: expected, accepted, factor
+    std::vector<double *> noisy_rates;  // the same where the noise is known
+    Errors errors;
 };
 
 // The constants of calibration.py.
 struct Constants {
     double prior_observations, memory, unseen;
+    Ranges ranges;
 };
 
 // The constants of hierarchy.py.
 struct Limits {
     double negligible, slight;
+    int luckiest;
+};
+
+// What the target chooses with. Without a temperature its noise is not known.
+struct Dice {
+    double temperature = 0;
+    std::uint64_t seed = 0;
 };
 
 struct Tier {
     Source *source;
-    const std::vector<Weights> *weights;  // by match length, from 1
+    const std::vector<Weights> *weights;  // by match length, 0 for what is often said
     int credited;                         // number of the source that its tokens are credited to
     int timed;                            // number of the source that its time is counted to
 };
@@ -38,6 +50,7 @@ struct Tier {
 // The room for one tree, and what the tree that is there looks like.
 struct Plan {
     Suffix suffix;
+    std::uint64_t position = 0;  // of what follows the root
     int nodes = 0, depth = 0, best = 0, before = 0;
     std::uint64_t vocabulary = 0;
     bool near = false, measured = false, due = false;
@@ -79,12 +92,12 @@ struct Node {
 
 class Hierarchy {
   public:
-    Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits);
+    Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice);
 
     // Add the likeliest nodes until no further one pays; what is worth keeping is in `drafted`.
     void grow(Plan &plan);
-    // The target said these tokens behind the suffix.
-    void learn(Suffix suffix, const std::vector<Token> &said);
+    // The target said these tokens behind the suffix, the first at that position.
+    void learn(Suffix suffix, std::uint64_t position, const std::vector<Token> &said);
     // A drafted node whose parent was visited.
     void settle(const Candidate &candidate, bool accepted);
     // What the tiers learn now changes their answers.
@@ -109,6 +122,26 @@ class Hierarchy {
         Token token;
         int origin;
     };
+    // What may follow a suffix at a position: a part of `named`, and the class of the whole.
+    struct Law {
+        Suffix suffix;
+        std::uint64_t position;
+        int asked, first, size;
+        const Weights *weights;
+    };
+    // The luckiest of what a tier has often seen, at a position.
+    struct Lucky {
+        std::uint64_t position = ~std::uint64_t(0), version = 0;
+        Followers often;
+    };
+    struct Luck {
+        double score;
+        Token token;
+        double count;
+        bool operator<(const Luck &other) const {
+            return score != other.score ? score < other.score : token < other.token;
+        }
+    };
     struct Expanded {
         Suffix suffix;
         int row, depth;
@@ -125,16 +158,27 @@ class Hierarchy {
     void refresh();
     void expect(int asked, const Item &item);
     Chain chain(int asked, const Suffix &suffix);
-    void expand(const Chain &chain, double floor);
-    void interpolate(const Chain &chain, double least);
+    void expand(int asked, const Expanded &here, std::uint64_t position, double floor);
+    double interpolate(const Chain &chain, double least);
+    void name(const Evidence &evidence, int number, double left, double least);
+    void select(double floor);
+    Law law(int asked, const Suffix &suffix, std::uint64_t position);
+    Followers luckiest(int tier, std::uint64_t position);
+    void judge(const Law &law, Token said);
+    void learn(const Chain &chain, Token said);
     int add(const Plan &plan, int parent, const Candidate &candidate, bool &known);
+
+    static constexpr std::size_t LUCKY = 64;  // positions that are remembered
+    static constexpr int MOST_LUCKY = 8;
 
     Constants constants;
     Limits limits;
+    Dice dice;
     std::uint64_t version = 0;
     Room room;
     std::vector<Chain> chains;
     std::vector<Evidence> evidence;
+    std::vector<Evidence> pieces;
     std::vector<Followers> answers;
     std::vector<int> lengths;
     std::vector<Found> found;
@@ -142,7 +186,12 @@ class Hierarchy {
     std::vector<Candidate> candidates;
     std::vector<Expanded> expanded;
     std::vector<Item> heap;
-    std::vector<double> shares;
+    std::vector<double> shares, chances;
+    std::vector<Law> laws;
+    std::vector<Named> named;
+    std::vector<std::array<Lucky, LUCKY>> lucky;  // by tier
+    std::vector<std::array<std::array<Follower, MOST_LUCKY>, LUCKY>> lucky_tokens;
+    std::vector<Luck> lucks;
 };
 
 }  // namespace strata

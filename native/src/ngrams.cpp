@@ -36,8 +36,7 @@ Followers Counts::told(std::uint32_t kind, std::uint32_t value, Room &room) cons
         *only = {1, value, 0};
         return {1, 1, only, 1, strength(1, 1)};
     }
-    const Owned &found = owned[value];
-    return {found.total, found.distinct, found.ranked(), found.size, found.strength};
+    return told(owned[value]);
 }
 
 std::uint32_t Counts::own(double total, double distinct) {
@@ -49,9 +48,9 @@ std::uint32_t Counts::own(double total, double distinct) {
     return static_cast<std::uint32_t>(owned.size() - 1);
 }
 
-// Forget the rarer half of the next tokens; they stay counted in the totals.
-void Counts::narrow(Owned &of) {
-    of.size = WIDEST / 2;
+// Keep the most frequent next tokens; the others stay counted in the totals.
+void Counts::narrow(Owned &of, int size) {
+    of.size = size;
     for (int at = 0; at < of.size; ++at) of.ranked()[at].place = at;
     of.next = of.size;
 }
@@ -99,27 +98,28 @@ template <class Place> void Counts::start(Place &place, Token token, double coun
 
 // Another occurrence of a key; whether the token had not followed it before.
 template <class Place> bool Counts::plus(Place &place, Token token, double count) {
-    bool fresh;
     if (place.kind == ONCE) {
         const Token before = place.value;
-        fresh = token != before;
-        place.value = own(1, fresh ? 2 : 1);
+        place.value = own(1, 1);
         place.kind = OWNED;
         put(owned[place.value], before, 1);
-    } else {
-        Owned &counted = owned[place.value];
-        const Follower *ranked = counted.ranked();
-        fresh = std::none_of(ranked, ranked + counted.size,
-                             [token](const Follower &each) { return each.token == token; });
-        if (fresh) {
-            counted.distinct += 1;
-            if (counted.size >= WIDEST) narrow(counted);
-        }
     }
-    Owned &counted = owned[place.value];
-    put(counted, token, count);
-    counted.total += count;
-    counted.strength = static_cast<std::uint8_t>(strength(counted.total, counted.distinct));
+    return occur(owned[place.value], token, count, WIDEST);
+}
+
+// Another occurrence; of more than `widest` next tokens the rarer half is forgotten.
+bool Counts::occur(Owned &of, Token token, double count, int widest) {
+    const Follower *ranked = of.ranked();
+    const bool fresh = std::none_of(ranked, ranked + of.size, [token](const Follower &each) {
+        return each.token == token;
+    });
+    if (fresh) {
+        of.distinct += 1;
+        if (of.size >= widest) narrow(of, widest / 2);
+    }
+    put(of, token, count);
+    of.total += count;
+    of.strength = static_cast<std::uint8_t>(strength(of.total, of.distinct));
     return fresh;
 }
 
@@ -154,6 +154,8 @@ void Counts::branch(std::size_t at, int size) {
 
 bool Counts::add(const Token *end, int size, Token token, double count) {
     ++changes;
+    if (!frequent.room) frequent.room = NEAR;
+    occur(frequent, token, count, FREQUENT);
     size = std::min(size, most);
     std::uint64_t hash = 0;
     bool fresh = false;
@@ -187,6 +189,8 @@ void Counts::read(const std::vector<Token> &tokens, std::size_t first) {
     for (std::size_t at = first; at < tokens.size(); ++at)
         add(tokens.data() + at, static_cast<int>(std::min<std::size_t>(at, most)), tokens[at], 1);
 }
+
+Followers Counts::often(Room &) { return told(frequent); }
 
 void Counts::expect(const Suffix &suffix) {
     std::uint64_t hash = 0;
@@ -234,6 +238,7 @@ void Counts::clear() {
     std::vector<Leaf>().swap(leaves);
     std::vector<Owned>().swap(owned);
     std::vector<Token>().swap(keys);
+    frequent = Owned{};
     mask = slots.size() - 1;
     known = far = 0;
     ++changes;
@@ -245,41 +250,42 @@ std::size_t Counts::bytes() const {
            far * sizeof(Follower);
 }
 
+Followers less(const Followers &all, const Followers &taken, Room &room) {
+    double gone = 0;
+    for (int at = 0; at < taken.size; ++at)
+        gone += std::min(taken.first[at].count, all.count(taken.first[at].token));
+    const double total = all.total - gone;
+    if (total <= 0) return {};
+    Follower *left = room.take(all.size);
+    int size = 0;
+    for (int at = 0; at < all.size; ++at) {
+        Follower kept = all.first[at];
+        const double minus = std::min(taken.count(kept.token), kept.count);
+        if (kept.count <= minus) continue;
+        kept.count -= minus;
+        left[size++] = kept;
+    }
+    // As they came at first: `rank` keeps the order of equal ones.
+    std::sort(left, left + size,
+              [](const Follower &a, const Follower &b) { return a.place < b.place; });
+    rank(left, size);
+    const double distinct = all.distinct - all.size + size;
+    return {total, distinct, left, size, strength(total, distinct)};
+}
+
 int Less::matches(const Suffix &suffix, Followers *found, Room &room) {
     Followers own[LONGEST];
     const int known = all.matches(suffix, found, room), shorter = taken.matches(suffix, own, room);
     for (int at = 0; at < std::min(known, shorter); ++at) {
-        const Followers &before = found[at];
-        double total = before.total;
-        int size = 0;
-        Follower *left = room.take(before.size);
-        double gone = 0;
-        for (int j = 0; j < own[at].size; ++j) {
-            const Follower &minus = own[at].first[j];
-            for (int i = 0; i < before.size; ++i)
-                if (before.first[i].token == minus.token)
-                    gone += std::min(minus.count, before.first[i].count);
-        }
-        total -= gone;
-        if (total <= 0) return at;
-        for (int i = 0; i < before.size; ++i) {
-            Follower kept = before.first[i];
-            double minus = 0;
-            for (int j = 0; j < own[at].size; ++j)
-                if (own[at].first[j].token == kept.token) minus = std::min(own[at].first[j].count, kept.count);
-            if (kept.count > minus) {
-                kept.count -= minus;
-                left[size++] = kept;
-            }
-        }
-        // As they came at first: `rank` keeps the order of equal ones.
-        std::sort(left, left + size,
-                  [](const Follower &a, const Follower &b) { return a.place < b.place; });
-        rank(left, size);
-        const double distinct = before.distinct - before.size + size;
-        found[at] = {total, distinct, left, size, strength(total, distinct)};
+        found[at] = less(found[at], own[at], room);
+        if (!found[at].total) return at;
     }
     return known;
+}
+
+Followers Less::often(Room &room) {
+    const Followers known = all.often(room), own = taken.often(room);
+    return known.total && own.total ? less(known, own, room) : known;
 }
 
 }  // namespace strata

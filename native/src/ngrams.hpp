@@ -13,6 +13,8 @@ namespace strata {
 
 class Counts : public Source {
   public:
+    // The most tokens that are kept as often counted: the rarer half goes when there are more.
+    static constexpr int FREQUENT = 256;
     explicit Counts(int longest);
 
     // Count `token` after the `size` tokens before `end`, and after each of their suffixes; whether
@@ -21,6 +23,7 @@ class Counts : public Source {
     // Count each of the tokens from `first` on after those before it.
     void read(const std::vector<Token> &tokens, std::size_t first);
     int matches(const Suffix &suffix, Followers *found, Room &room) override;
+    Followers often(Room &room) override;
     void expect(const Suffix &suffix) override;
     std::uint64_t version() const override { return changes; }
     // Forget everything.
@@ -61,7 +64,8 @@ class Counts : public Source {
         double total, distinct;
         std::unique_ptr<Follower[]> far;
         std::uint32_t next;
-        std::uint8_t size, room, strength;
+        std::uint16_t size, room;
+        std::uint8_t strength;
         Follower near[NEAR];
         const Follower *ranked() const { return far ? far.get() : near; }
         Follower *ranked() { return far ? far.get() : near; }
@@ -81,8 +85,12 @@ class Counts : public Source {
     template <class Place> void start(Place &place, Token token, double count);
     template <class Place> bool plus(Place &place, Token token, double count);
     std::uint32_t own(double total, double distinct);
+    bool occur(Owned &of, Token token, double count, int widest);
     void put(Owned &to, Token token, double count);
-    void narrow(Owned &of);
+    static void narrow(Owned &of, int size);
+    static Followers told(const Owned &of) {
+        return {of.total, of.distinct, of.ranked(), of.size, of.strength};
+    }
     void branch(std::size_t at, int size);
 
     int most;
@@ -91,15 +99,21 @@ class Counts : public Source {
     std::vector<Slot> slots;
     std::vector<Leaf> leaves;
     std::vector<Owned> owned;
+    Owned frequent{};  // whatever the key
     std::vector<Token> keys;  // each key as its length and its tokens, in the order of coming
     std::size_t far = 0;  // followers that lie elsewhere
 };
+
+// Followers without the occurrences in others.
+Followers less(const Followers &all, const Followers &taken, Room &room);
 
 // Counts without those of one answer, which they hold: engine/drafting/model.py, Unlearned.
 class Less : public Source {
   public:
     Less(Source &all, Source &taken) : all(all), taken(taken) {}
     int matches(const Suffix &suffix, Followers *found, Room &room) override;
+    Followers often(Room &room) override;
+    bool lasting() const override { return all.lasting() && taken.lasting(); }
     void expect(const Suffix &suffix) override { all.expect(suffix); }
     std::uint64_t version() const override { return all.version() + taken.version(); }
 

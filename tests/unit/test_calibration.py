@@ -26,6 +26,9 @@ class Said:
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         return self.said
 
+    def unigrams(self) -> Followers | None:
+        return None
+
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn."""
 

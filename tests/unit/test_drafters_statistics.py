@@ -11,10 +11,14 @@ class Table:
 
     def __init__(self, entries: dict[tuple[int, ...], Followers]) -> None:
         self.entries, self.asked = entries, list[tuple[int, ...]]()
+        self.often: Followers | None = None
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
         self.asked.append(tuple(key))
         return self.entries.get(tuple(key))
+
+    def unigrams(self) -> Followers | None:
+        return self.often
 
 
 def followers(**counts: float) -> Followers:
