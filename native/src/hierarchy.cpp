@@ -159,9 +159,13 @@ Hierarchy::Law Hierarchy::law(int asked, const Suffix &suffix, std::uint64_t pos
     Law made{suffix, position, asked, static_cast<int>(named.size()),
              static_cast<int>(found.size()), nullptr};
     const std::uint64_t key = noise::key(dice.seed, position);
-    for (const Found &each : found)
-        named.push_back({each.share, std::log(each.share), noise::gumbel(key, each.token),
-                         each.token, each.origin});
+    double share = 1.0, log = 0.0;
+    for (const Found &each : found) {
+        // What was said equally often comes one after the other.
+        if (each.share != share) log = std::log(share = each.share);
+        const double luck = noise::gumbel(key, each.token);
+        named.push_back({each.share, log, luck, each.token, each.origin});
+    }
     if (made.size) made.weights = evidence[before.size ? before.first : found[0].origin].weights;
     laws.push_back(made);
     return made;
