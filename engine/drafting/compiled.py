@@ -103,6 +103,7 @@ def compiled_calibration(calibration: Calibration) -> Any:
         lengths = range(LONGEST + 1)
         calibration.compiled = native.core.Calibration(
             {tier: [calibration.of(tier, n) for n in lengths] for tier in calibration.weights},
+            calibration.errors,
             prior_observations=PRIOR_OBSERVATIONS,
             memory=MEMORY,
             unseen=UNSEEN,

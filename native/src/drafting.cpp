@@ -185,23 +185,23 @@ class Statistics : public Source {
 class Calibration {
   public:
     // `weights` holds the EvidenceWeights of each tier: what is often said, then by match length.
-    Calibration(nb::dict weights, const Constants &constants) : constants(constants) {
+    Calibration(nb::dict weights, nb::handle errors, const Constants &constants)
+        : constants(constants),
+          errors{array(errors.attr("values")), array(errors.attr("precisions"))} {
         for (auto [name, lengths] : weights) {
             auto &made = tiers[nb::cast<std::string>(name)];
             for (nb::handle each : lengths) {
-                const nb::object errors = each.attr("errors");
                 made.push_back({array(each.attr("values")), array(each.attr("priors")),
                                 array(each.attr("reached")), array(each.attr("credited")),
-                                rates(each.attr("rates")), rates(each.attr("noisy_rates")),
-                                {array(errors.attr("values")), array(errors.attr("precisions"))}});
+                                rates(each.attr("rates")), rates(each.attr("noisy_rates"))});
             }
             if (made.size() != LONGEST + 1) throw nb::value_error("weights of eight match lengths");
         }
     }
     const std::vector<Weights> *of(const std::string &tier) const { return &tiers.at(tier); }
-    const Constants constants;
 
   private:
+    std::vector<Array> kept;  // before what is made of them
     double *array(nb::handle from) {
         kept.push_back(nb::cast<Array>(from));
         return kept.back().data();
@@ -211,20 +211,23 @@ class Calibration {
         for (nb::handle rate : from) made.push_back(array(rate.attr("figures")));
         return made;
     }
-    std::vector<Array> kept;
     std::unordered_map<std::string, std::vector<Weights>> tiers;
+
+  public:
+    const Constants constants;
+    const Errors errors;
 };
 
-static void make_calibration(Calibration *made, nb::dict weights, double prior_observations,
-                             double memory, double unseen, double least, double trust_memory,
+static void make_calibration(Calibration *made, nb::dict weights, nb::handle errors,
+                             double prior_observations, double memory, double unseen, double least, double trust_memory,
                              const std::vector<std::pair<double, double>> &ranges) {
     Constants constants{prior_observations, memory, unseen, {least, trust_memory, {}, {}}};
-    if (ranges.size() != 3) throw nb::value_error("ranges of three values");
-    for (int at = 0; at < 3; ++at) {
+    if (ranges.size() != 4) throw nb::value_error("ranges of four values");
+    for (int at = 0; at < 4; ++at) {
         constants.ranges.low[at] = ranges[at].first;
         constants.ranges.high[at] = ranges[at].second;
     }
-    new (made) Calibration(weights, constants);
+    new (made) Calibration(weights, errors, constants);
 }
 
 static double number(nb::handle of, const char *name) { return nb::cast<double>(of.attr(name)); }
@@ -237,7 +240,7 @@ class Drafter {
     Drafter(nb::list tiers, const Calibration &calibration, double negligible, double slight,
             int luckiest, double temperature, std::uint64_t seed)
         : hierarchy(specified(tiers, calibration), calibration.constants,
-                    {negligible, slight, luckiest}, {temperature, seed}) {
+                    {negligible, slight, luckiest}, {temperature, seed}, calibration.errors) {
         hierarchy.spent.resize(sources.size());
     }
 
@@ -458,7 +461,7 @@ void bind_drafting(nb::module_ &module) {
         .def(nb::init<nb::callable, nb::callable, const Table *, int, std::size_t>(), "ask"_a,
              "often"_a, "table"_a.none(), "longest"_a, "remembered"_a, nb::keep_alive<1, 4>());
     nb::class_<Calibration>(module, "Calibration")
-        .def("__init__", &make_calibration, "weights"_a, nb::kw_only(), "prior_observations"_a,
+        .def("__init__", &make_calibration, "weights"_a, "errors"_a, nb::kw_only(), "prior_observations"_a,
              "memory"_a, "unseen"_a, "least"_a, "trust_memory"_a, "ranges"_a);
     nb::class_<Drafter>(module, "Hierarchy")
         .def(nb::init<nb::list, const Calibration &, double, double, int, double, std::uint64_t>(),

@@ -14,9 +14,15 @@ struct Named {
     int origin;
 };
 
-// The constants of noise.py.
+// All that may follow at a position. Those from `lucky` on were named for their noise alone.
+struct Names {
+    const Named *first;
+    int size, lucky;
+};
+
+// The constants of noise.py: of trust, sharpness, log c and log d.
 struct Ranges {
-    double least, memory, low[3], high[3];
+    double least, memory, low[4], high[4];
 };
 
 // The arrays of an ErrorModel.
@@ -24,53 +30,56 @@ struct Errors {
     double *values, *precisions;
 
     // The chance of each to be chosen, and that of all others together.
-    double estimates(const Named *named, int size, double temperature, const Ranges &ranges,
+    double estimates(const Names &names, double temperature, const Ranges &ranges,
                      double *chances) const {
         const double slope = values[0] * temperature;
         const double power = values[1] * std::sqrt(1.0 + slope * slope);
-        const double others = std::exp(power * std::log(left(named, size, ranges)) + values[2]);
+        const double others = std::exp(power * std::log(left(names, ranges)) + values[2]);
         double total = others;
-        for (int at = 0; at < size; ++at) {
-            chances[at] = std::exp(power * named[at].log + slope * named[at].noise);
+        for (int at = 0; at < names.size; ++at) {
+            const double score = power * names.first[at].log + slope * names.first[at].noise;
+            chances[at] = std::exp(at < names.lucky ? score : score + values[3]);
             total += chances[at];
         }
-        for (int at = 0; at < size; ++at) chances[at] /= total;
+        for (int at = 0; at < names.size; ++at) chances[at] /= total;
         return others / total;
     }
 
     // The target said number `said`, or what is none of them (-1).
-    void learn(const Named *named, int size, double temperature, int said, const Ranges &ranges,
+    void learn(const Names &names, double temperature, int said, const Ranges &ranges,
                double *chances) {
-        const double others = estimates(named, size, temperature, ranges, chances);
+        const double others = estimates(names, temperature, ranges, chances);
         const double slope = values[0] * temperature, width = std::sqrt(1.0 + slope * slope);
         const double bend = temperature * values[1] * slope / width;
-        const double mass = std::log(left(named, size, ranges));
-        const double at_trust = bend * mass, at_sharpness = width * mass;
-        double came[3] = {at_trust, at_sharpness, 1.0};
-        double sums[2] = {others * at_trust, others * at_sharpness};
-        double squares[2] = {sums[0] * at_trust, sums[1] * at_sharpness};
-        for (int at = 0; at < size; ++at) {
-            const double trust = temperature * named[at].noise + bend * named[at].log;
-            const double sharpness = width * named[at].log;
+        const double mass = std::log(left(names, ranges));
+        double came[2] = {bend * mass, width * mass};
+        double means[2] = {others * came[0], others * came[1]};
+        double squares[2] = {others * came[0] * came[0], others * came[1] * came[1]};
+        double lucky = 0.0;
+        for (int at = 0; at < names.size; ++at) {
+            const Named &each = names.first[at];
+            const double trusted = temperature * each.noise + bend * each.log;
+            const double sharpened = width * each.log;
             if (at == said) {
-                came[0] = trust;
-                came[1] = sharpness;
-                came[2] = 0.0;
+                came[0] = trusted;
+                came[1] = sharpened;
             }
-            sums[0] += chances[at] * trust;
-            sums[1] += chances[at] * sharpness;
-            squares[0] += chances[at] * trust * trust;
-            squares[1] += chances[at] * sharpness * sharpness;
+            means[0] += chances[at] * trusted;
+            means[1] += chances[at] * sharpened;
+            squares[0] += chances[at] * trusted * trusted;
+            squares[1] += chances[at] * sharpened * sharpened;
+            if (at >= names.lucky) lucky += chances[at];
         }
-        move(0, came[0] - sums[0], squares[0] - sums[0] * sums[0], ranges);
-        move(1, came[1] - sums[1], squares[1] - sums[1] * sums[1], ranges);
-        move(2, came[2] - others, others - others * others, ranges);
+        move(0, came[0] - means[0], squares[0] - means[0] * means[0], ranges);
+        move(1, came[1] - means[1], squares[1] - means[1] * means[1], ranges);
+        move(2, (said < 0 ? 1.0 : 0.0) - others, others - others * others, ranges);
+        move(3, (said >= names.lucky ? 1.0 : 0.0) - lucky, lucky - lucky * lucky, ranges);
     }
 
   private:
-    static double left(const Named *named, int size, const Ranges &ranges) {
+    static double left(const Names &names, const Ranges &ranges) {
         double mass = 1.0;
-        for (int at = 0; at < size; ++at) mass -= named[at].share;
+        for (int at = 0; at < names.size; ++at) mass -= names.first[at].share;
         return std::max(mass, ranges.least);
     }
     void move(int which, double gradient, double curvature, const Ranges &ranges) {

@@ -4,8 +4,9 @@
 
 namespace strata {
 
-Hierarchy::Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice)
-    : tiers(std::move(tiers)), constants(constants), limits(limits), dice(dice),
+Hierarchy::Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice,
+                     Errors errors)
+    : tiers(std::move(tiers)), constants(constants), limits(limits), dice(dice), errors(errors),
       answers(this->tiers.size() * LONGEST), lengths(this->tiers.size()) {}
 
 // Answers do not outlive what a tier learns from elsewhere.
@@ -103,13 +104,13 @@ void Hierarchy::expand(int asked, const Expanded &here, std::uint64_t position, 
     }
     const Law known = law(asked, here.suffix, position);
     if (!known.size) return;
-    const Named *first = named.data() + known.first;
     chances.resize(known.size);
-    known.weights->errors.estimates(first, known.size, dice.temperature, constants.ranges,
-                                    chances.data());
+    errors.estimates(names(known), dice.temperature, constants.ranges, chances.data());
     found.clear();
-    for (int at = 0; at < known.size; ++at)
-        found.push_back({chances[at], first[at].token, first[at].origin});
+    for (int at = 0; at < known.size; ++at) {
+        const Named &each = named[known.first + at];
+        found.push_back({chances[at], each.token, each.origin});
+    }
     select(floor);
 }
 
@@ -146,6 +147,7 @@ Hierarchy::Law Hierarchy::law(int asked, const Suffix &suffix, std::uint64_t pos
             return known;
     const Chain before = chain(asked, suffix);
     double left = interpolate(before, 0.0);
+    const int lucky = static_cast<int>(found.size());
     if (left >= limits.negligible) {
         for (int tier = 0; tier < asked; ++tier) {
             const Followers often = luckiest(tier, position);
@@ -157,7 +159,7 @@ Hierarchy::Law Hierarchy::law(int asked, const Suffix &suffix, std::uint64_t pos
         }
     }
     Law made{suffix, position, asked, static_cast<int>(named.size()),
-             static_cast<int>(found.size()), nullptr};
+             static_cast<int>(found.size()), lucky};
     const std::uint64_t key = noise::key(dice.seed, position);
     double share = 1.0, log = 0.0;
     for (const Found &each : found) {
@@ -166,7 +168,6 @@ Hierarchy::Law Hierarchy::law(int asked, const Suffix &suffix, std::uint64_t pos
         const double luck = noise::gumbel(key, each.token);
         named.push_back({each.share, log, luck, each.token, each.origin});
     }
-    if (made.size) made.weights = evidence[before.size ? before.first : found[0].origin].weights;
     laws.push_back(made);
     return made;
 }
@@ -305,9 +306,8 @@ void Hierarchy::judge(const Law &law, Token said) {
     int number = 0;
     while (number < law.size && first[number].token != said) ++number;
     chances.resize(law.size);
-    Errors errors = law.weights->errors;
-    errors.learn(first, law.size, dice.temperature, number < law.size ? number : -1,
-                 constants.ranges, chances.data());
+    errors.learn(names(law), dice.temperature, number < law.size ? number : -1, constants.ranges,
+                 chances.data());
 }
 
 // Learn what a chain of evidence was worth, and what is often said.

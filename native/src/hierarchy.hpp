@@ -19,7 +19,6 @@ struct Weights {
     double *values, *priors, *reached, *credited;  // by strength
     std::vector<double *> rates;        // by rank: expected, accepted, factor
     std::vector<double *> noisy_rates;  // the same where the noise is known
-    Errors errors;
 };
 
 // The constants of calibration.py.
@@ -92,7 +91,8 @@ struct Node {
 
 class Hierarchy {
   public:
-    Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice);
+    Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice,
+              Errors errors);
 
     // Add the likeliest nodes until no further one pays; what is worth keeping is in `drafted`.
     void grow(Plan &plan);
@@ -122,12 +122,11 @@ class Hierarchy {
         Token token;
         int origin;
     };
-    // What may follow a suffix at a position: a part of `named`, and the class of the whole.
+    // What may follow a suffix at a position: a part of `named`, see Names.
     struct Law {
         Suffix suffix;
         std::uint64_t position;
-        int asked, first, size;
-        const Weights *weights;
+        int asked, first, size, lucky;
     };
     // The luckiest of what a tier has often seen, at a position.
     struct Lucky {
@@ -164,6 +163,7 @@ class Hierarchy {
     void select(double floor);
     Law law(int asked, const Suffix &suffix, std::uint64_t position);
     Followers luckiest(int tier, std::uint64_t position);
+    Names names(const Law &law) { return {named.data() + law.first, law.size, law.lucky}; }
     void judge(const Law &law, Token said);
     void learn(const Chain &chain, Token said);
     int add(const Plan &plan, int parent, const Candidate &candidate, bool &known);
@@ -174,6 +174,7 @@ class Hierarchy {
     Constants constants;
     Limits limits;
     Dice dice;
+    Errors errors;
     std::uint64_t version = 0;
     Room room;
     std::vector<Chain> chains;
