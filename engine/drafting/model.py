@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from engine.drafting.base import Frozen
-from engine.drafting.ngrams import counting
+from engine.drafting.ngrams import NgramCounts, counting
 from engine.types import MODEL, Followers, Gram
 
 KEY = 4
 GRAM = 60
-"""Bytes of the numbers of an n-gram, most of which stand in others as well."""
+"""Bytes of the numbers of an n-gram in Python, most of which stand in others as well."""
 
 
 def grams_of(tokens: Sequence[int], new: int) -> set[tuple[int, ...]]:
@@ -43,7 +43,8 @@ class ModelTier:
     @property
     def bytes(self) -> int:
         """About what the tier takes in memory."""
-        return self.counts.bytes + self.size * GRAM
+        numbers = self.size * GRAM if isinstance(self.counts, NgramCounts) else 0
+        return self.counts.bytes + numbers
 
     def add(self, gram: tuple[int, ...], documents: int = 1) -> None:
         """Count an n-gram that was seen in so many answers."""

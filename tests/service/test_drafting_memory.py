@@ -8,6 +8,7 @@ from app.service.history import PROVABLE
 from app.service.latest import Latest
 from app.service.preferences import Preferences
 from app.service.session import Session
+from engine import native
 from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
 from engine.drafting.context import SLACK, ContextTier
@@ -195,7 +196,7 @@ def test_everything_that_grows_is_counted(session: Session) -> None:
     assert bytes_[0] == bytes_[1] > 150 * len(tokens)
     entered.databases.learned.finish(tokens, 2000)
     assert entered.bytes == bytes_[0], "past answers are counted once, not per conversation"
-    assert entered.databases.learned.bytes > 300 * 1990
+    assert entered.databases.learned.bytes > 80 * 1990
     context, model = entered.databases.as_published()[:2]
     context.observe(tokens, len(tokens))
     assert entered.bytes > bytes_[0] + 200 * (2000 + 4000)
@@ -212,8 +213,11 @@ def test_answers_that_can_be_proved_are_few(session: Session) -> None:
     assert list(session.history.last) == asked[3:]
 
 
-def test_a_past_that_was_read_takes_little_more_than_its_counts(db: Database) -> None:
+def test_a_past_that_was_read_takes_little_more_than_its_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Numbers that are read from a store are new ones: the same ones are kept once."""
+    monkeypatch.setattr(native, "core", None)
     draw = random.Random(1)
     grams = [Gram(tuple(300 + draw.randrange(50) for _ in range(5)), 1, 1) for _ in range(500)]
     tier = ModelTier(Gram(tuple(int(str(t)) for t in g.tokens), 1, 1) for g in grams)

@@ -59,7 +59,7 @@ class Source:
             self.asked.append(tuple(key))
             return table.look_up(key)
 
-        self.source = native.core.Statistics(look_up, memory, KEY, 1 << 14)
+        self.source = native.core.Statistics(look_up, table.unigrams, memory, KEY, 1 << 14)
 
     def matches(self, suffix: Key) -> list[tuple[object, ...] | None]:
         return [told(Followers(*each)) for each in self.source.matches(suffix)]
@@ -160,7 +160,7 @@ def test_an_entry_counts_as_much_as_in_python(
             wanted = None
     except StorageError:
         wanted = None
-    found = native.core.Statistics(lambda key: None, memory, KEY, 9).matches((5,))
+    found = native.core.Statistics(lambda key: None, lambda: None, memory, KEY, 9).matches((5,))
     assert [told(Followers(*each)) for each in found] == ([told(wanted)] if wanted else [])
 
 
