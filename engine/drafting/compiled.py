@@ -85,7 +85,7 @@ class CompiledHierarchy(Hierarchy):
 
     def work(self, seconds: Sequence[float]) -> Mapping[str, Work]:
         """The times of look-ups, by source."""
-        return {source: Work(spent) for source, spent in zip(self.timed, seconds, strict=True)}
+        return dict(zip(self.timed, map(Work, seconds), strict=True))
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """As the reference does."""

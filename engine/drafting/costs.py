@@ -8,6 +8,7 @@ The sizes are measured behind a short text. Each further cached token adds a lit
 and a little more for every node: two numbers serve all lengths.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -175,6 +176,8 @@ class CostCurve:
         """Seconds of a whole step over n nodes: forward, drafting, everything else."""
         self.slopes: list[float] = []
         """The least relative cost of a further node: see `refresh`."""
+        self.table_array = self.slope_array = array("d")
+        """The same two, for the compiled core."""
         self.cheapest = 0.0
         self.entry = 0.0
         """The least path probability that can ever pay."""
@@ -229,6 +232,7 @@ class CostCurve:
         paying = nodes * slopes < 1
         self.entry = float((slopes[paying] / (1 - nodes[paying] * slopes[paying])).min())
         self.slopes.append(inf)
+        self.table_array, self.slope_array = array("d", self.table), array("d", self.slopes)
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""

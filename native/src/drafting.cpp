@@ -230,7 +230,42 @@ static void make_calibration(Calibration *made, nb::dict weights, nb::handle err
     new (made) Calibration(weights, errors, constants);
 }
 
-static double number(nb::handle of, const char *name) { return nb::cast<double>(of.attr(name)); }
+// Names of attributes, made once: a draft asks for dozens.
+struct Attributes {
+    nb::object nodes = made("nodes"), depth = made("depth"), best = made("best"),
+               vocabulary = made("vocabulary"), near = made("near"), owed = made("owed"),
+               floor = made("floor"), expected = made("expected"), worth = made("worth"),
+               costs = made("costs"), cheapest = made("cheapest"), slopes = made("slope_array"),
+               table = made("table_array"), tokens = made("tokens"), parents = made("parents"),
+               depths = made("depths"), sources = made("sources"),
+               match_lengths = made("match_lengths"), children = made("children");
+
+    static nb::object made(const char *name) {
+        return nb::steal(PyUnicode_InternFromString(name));
+    }
+};
+
+// As long as the program runs: it may end in any order.
+static const Attributes &attributes() {
+    static const Attributes *const made = new Attributes;
+    return *made;
+}
+
+static double number(nb::handle of, const nb::object &name) {
+    return nb::cast<double>(of.attr(name));
+}
+
+// The first numbers of an array, and no more: a small tree asks for few of them.
+static std::vector<double> numbers(nb::handle array, int size) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE)) throw nb::python_error();
+    const auto *first = static_cast<const double *>(view.buf);
+    const auto most = std::min<Py_ssize_t>(size, view.len / sizeof(double));
+    std::vector<double> made(first, first + most);
+    PyBuffer_Release(&view);
+    if (most < size) throw nb::value_error("a cost curve of fewer nodes than the tree may have");
+    return made;
+}
 
 // The hierarchy with the Python values around it: Budget and Tree are those of the reference.
 class Drafter {
@@ -245,33 +280,30 @@ class Drafter {
     }
 
     Plan plan(nb::handle tree, nb::handle tokens, nb::handle budget) const {
+        const Attributes &name = attributes();
         Plan made;
         made.position = nb::len(tokens);
         made.suffix = suffix_of(tokens, static_cast<Py_ssize_t>(made.position));
-        made.nodes = nb::cast<int>(budget.attr("nodes"));
-        made.depth = nb::cast<int>(budget.attr("depth"));
-        made.best = nb::cast<int>(budget.attr("best"));
-        made.vocabulary = nb::cast<std::uint64_t>(budget.attr("vocabulary"));
-        made.near = nb::cast<bool>(budget.attr("near"));
-        made.due = nb::cast<bool>(budget.attr("owed"));
-        made.floor = number(budget, "floor");
-        made.expected = number(budget, "expected");
-        made.worth = number(budget, "worth");
-        const nb::object costs = budget.attr("costs");
+        made.nodes = nb::cast<int>(budget.attr(name.nodes));
+        made.depth = nb::cast<int>(budget.attr(name.depth));
+        made.best = nb::cast<int>(budget.attr(name.best));
+        made.vocabulary = nb::cast<std::uint64_t>(budget.attr(name.vocabulary));
+        made.near = nb::cast<bool>(budget.attr(name.near));
+        made.due = nb::cast<bool>(budget.attr(name.owed));
+        made.floor = number(budget, name.floor);
+        made.expected = number(budget, name.expected);
+        made.worth = number(budget, name.worth);
+        const nb::object costs = budget.attr(name.costs);
         made.measured = !costs.is_none();
         if (made.measured && made.nodes) {
-            made.cheapest = number(costs, "cheapest");
-            // What a tree of this size can ask for, and no more.
-            const nb::list slopes = costs.attr("slopes"), table = costs.attr("table");
-            for (int size = 0; size <= made.nodes; ++size) {
-                made.slopes.push_back(nb::cast<double>(slopes[size]));
-                made.table.push_back(nb::cast<double>(table[size]));
-            }
+            made.cheapest = number(costs, name.cheapest);
+            made.slopes = numbers(costs.attr(name.slopes), made.nodes + 1);
+            made.table = numbers(costs.attr(name.table), made.nodes + 1);
         }
-        const nb::list rows = tree.attr("tokens");
+        const nb::list rows = tree.attr(name.tokens);
         made.before = static_cast<int>(nb::len(rows)) - 1;
         if (made.before) {
-            const nb::list parents = tree.attr("parents");
+            const nb::list parents = tree.attr(name.parents);
             for (int row = 1; row <= made.before; ++row) {
                 made.tokens.push_back(nb::cast<Token>(rows[row]));
                 made.parents.push_back(nb::cast<int>(parents[row]));
@@ -282,14 +314,15 @@ class Drafter {
 
     // Bring the tree and the budget to what was grown.
     void put(const Plan &plan, nb::handle tree, nb::handle budget) const {
-        budget.attr("floor") = plan.floor;
-        budget.attr("expected") = plan.expected;
-        budget.attr("best") = plan.best;
-        budget.attr("worth") = plan.worth;
+        const Attributes &name = attributes();
+        budget.attr(name.floor) = plan.floor;
+        budget.attr(name.expected) = plan.expected;
+        budget.attr(name.best) = plan.best;
+        budget.attr(name.worth) = plan.worth;
         if (hierarchy.drafted.empty()) return;
-        nb::list tokens = tree.attr("tokens"), parents = tree.attr("parents"),
-                 depths = tree.attr("depths"), origins = tree.attr("sources"),
-                 lengths = tree.attr("match_lengths"), children = tree.attr("children");
+        nb::list tokens = tree.attr(name.tokens), parents = tree.attr(name.parents),
+                 depths = tree.attr(name.depths), origins = tree.attr(name.sources),
+                 lengths = tree.attr(name.match_lengths), children = tree.attr(name.children);
         int row = plan.before;
         for (const Node &node : hierarchy.drafted) {
             const nb::int_ token(node.candidate.token);
@@ -343,7 +376,7 @@ class Drafter {
 
     // Count the drafted nodes whose parents were visited, and whether they were accepted.
     void settle(nb::handle tree, int first, const std::vector<Token> &said) {
-        const nb::list children = tree.attr("children"), origins = tree.attr("sources");
+        const nb::list children = tree.attr(attributes().children), origins = tree.attr(attributes().sources);
         const int size = static_cast<int>(hierarchy.drafted.size());
         int row = 0;
         for (const Token token : said) {
