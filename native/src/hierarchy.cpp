@@ -1,7 +1,5 @@
 #include "hierarchy.hpp"
 
-#include <numeric>
-
 namespace strata {
 
 Hierarchy::Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice,
@@ -117,16 +115,17 @@ void Hierarchy::expand(int asked, const Expanded &here, std::uint64_t position, 
 // Apply the rates to what was found, and keep what reaches the floor.
 void Hierarchy::select(double floor) {
     // The likeliest first, of equal ones that which was found first; few of them are asked for.
-    const auto behind = [this](int a, int b) {
-        return found[a].share != found[b].share ? found[a].share < found[b].share : a > b;
+    const auto behind = [](const Ranked &a, const Ranked &b) {
+        return a.share != b.share ? a.share < b.share : a.at > b.at;
     };
     ranked.resize(found.size());
-    std::iota(ranked.begin(), ranked.end(), 0);
+    for (std::size_t at = 0; at < found.size(); ++at)
+        ranked[at] = {found[at].share, static_cast<int>(at)};
     std::make_heap(ranked.begin(), ranked.end(), behind);
     std::size_t number = 0;
     for (auto end = ranked.end(); end != ranked.begin(); --end) {
         std::pop_heap(ranked.begin(), end, behind);
-        const Found &each = found[*(end - 1)];
+        const Found &each = found[(end - 1)->at];
         const Evidence &origin = evidence[each.origin];
         const auto &rates = dice.temperature ? origin.weights->noisy_rates : origin.weights->rates;
         const std::size_t rank = std::min(number, rates.size() - 1);
@@ -196,7 +195,7 @@ Followers Hierarchy::luckiest(int tier, std::uint64_t position) {
     double least = 0.0;
     for (int at = 0; at < often.size; ++at) {
         const double missing = (1u << noise::BITS) - 0.5 - noise::bits(key, often.first[at].token);
-        if (often.first[at].count / missing < least) continue;
+        if (often.first[at].count < least * missing) continue;
         exactly(at);
         std::sort(lucks.begin(), lucks.end());
         if (lucks.size() > wanted) lucks.resize(wanted);

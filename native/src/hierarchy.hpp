@@ -122,6 +122,10 @@ class Hierarchy {
         Token token;
         int origin;
     };
+    struct Ranked {
+        double share;
+        int at;  // in `found`
+    };
     // What may follow a suffix at a position: a part of `named`, see Names.
     struct Law {
         Suffix suffix;
@@ -183,7 +187,8 @@ class Hierarchy {
     std::vector<Followers> answers;
     std::vector<int> lengths;
     std::vector<Found> found;
-    std::vector<int> places, ranked;  // of what was found, by token and by probability
+    std::vector<int> places;  // of what was found, by token
+    std::vector<Ranked> ranked;
     std::vector<Candidate> candidates;
     std::vector<Expanded> expanded;
     std::vector<Item> heap;
