@@ -60,7 +60,7 @@ def load_family(
         family.drafts,
         [cut_prompt(chat, text, room) for _, text in read_prompts(PROMPTS, 0)],
         replace(sampling, seed=sampling.seed + OTHER_SEED),
-        lambda: METHODS["hd"].drafters(databases.for_measuring()),
+        lambda drawn: METHODS["hd"].drafters(databases.for_measuring(), None, drawn),
         tokens,
     )
     return Family(target, family.drafts, profile_of(profiler))

@@ -472,7 +472,7 @@ class Local:
                 self.drafts,
                 prompts_of(target, texts),
                 Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
-                lambda: METHODS["hd"].drafters(own.for_measuring()),
+                lambda drawn: METHODS["hd"].drafters(own.for_measuring(), None, drawn),
                 tokens,
                 stream.stopped.is_set,
             )

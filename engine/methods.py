@@ -111,7 +111,10 @@ class Method:
             found = [databases.learner()]
         if not plan.levels:
             return found
-        below = databases.below(known) if plan.databases else None
+        below = None
+        if plan.databases:
+            smallest = plan.levels[0].model
+            below = databases.below(known and family.sampling_of(smallest, known))
         drawn = sampling or Sampling()
         return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 

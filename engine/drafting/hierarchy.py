@@ -19,6 +19,8 @@ from math import log
 from operator import itemgetter
 from time import perf_counter
 
+import numpy as np
+
 from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
@@ -220,13 +222,8 @@ class Hierarchy:
         assert self.sampling is not None
         found = self.lucky[key] = []
         for weights, often in self.unigrams(tiers):
-            tokens = list(often.counts)
-            noise = gumbel(self.sampling.seed, position, tokens).tolist()
-            scores = [
-                (-log(often.counts[token]) - luck, token)
-                for token, luck in zip(tokens, noise, strict=True)
-            ]
-            counts = {token: often.counts[token] for _, token in nsmallest(LUCKIEST, scores)}
+            lucky = luckiest(often.counts, self.sampling.seed, position)
+            counts = {token: often.counts[token] for token in lucky}
             found.append((weights, Followers(often.total, often.distinct, counts)))
         return found
 
@@ -312,6 +309,18 @@ class Hierarchy:
         """Let the tiers keep the answer."""
         for tier in self.tiers:
             tier.finish(tokens, new)
+
+
+def luckiest(counts: Mapping[int, float], seed: int, position: int) -> list[int]:
+    """The tokens with the largest log count + noise, best first; of equals the smaller number."""
+    tokens = np.fromiter(counts, np.int64, len(counts))
+    noise = gumbel(seed, position, tokens)
+    rough = np.log(np.fromiter(counts.values(), np.float64, len(counts))) + noise
+    # Another logarithm may round in another way, so the best few are compared by one.
+    few = min(2 * LUCKIEST, len(rough))
+    best = np.argpartition(rough, -few)[-few:]
+    pairs = zip(tokens[best].tolist(), noise[best].tolist(), strict=True)
+    return [token for _, token in nsmallest(LUCKIEST, ((-log(counts[t]) - g, t) for t, g in pairs))]
 
 
 def ranked(

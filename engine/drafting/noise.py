@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Sequence
 from math import exp, log, sqrt
 
-FIRST = (0.81, 0.85, -0.5, -0.6)
+FIRST = (0.83, 0.92, -0.4, -1.0)
 """First values of trust, sharpness, log c and log d, fitted to answers of the embedded model."""
 RANGES = ((0.0, 3.0), (0.3, 3.0), (-5.0, 5.0), (-5.0, 5.0))
 """Where they stay, whatever is observed."""

@@ -96,6 +96,10 @@ class Family(Plans[Backend]):
         sizes = [model.info.vocabulary_size for model in (target, *drafts.values())]
         self.vocabulary = min(sizes)
 
+    def sampling_of(self, model: str, sampling: Sampling) -> Sampling:
+        """How a draft model draws in a run with that sampling: with the run's seed."""
+        return replace(self.samplings.get(model, sampling), seed=sampling.seed)
+
     def stack(
         self,
         plan: Plan,
@@ -112,13 +116,12 @@ class Family(Plans[Backend]):
         profile, drafter = self.profiled(), below
         self.check(plan)
         for number, level in enumerate(plan.levels, start=1):
-            own = replace(self.samplings.get(level.model, sampling), seed=sampling.seed)
             costs = profile.models[profile.index(level.model)].costs
             top = drafter = LevelDrafter(
                 level.model,
                 self.drafts[level.model],
                 level.batch,
-                own,
+                self.sampling_of(level.model, sampling),
                 verifier(rule, sampling.seed, number, self.vocabulary),
                 self.vocabulary,
                 drafter,

@@ -134,7 +134,8 @@ def judge(
 class Profiler:
     """One profile in the making; `run` yields the share that is done, `profile` is there last.
 
-    `databases` makes the drafters of an answer by the databases, where these are to be measured.
+    `databases` makes the drafters of an answer by the databases, where these are to be measured,
+    for how it is drawn.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Profiler:
         drafts: Mapping[str, Backend],
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        databases: Callable[[], Sequence[Drafter]] | None = None,
+        databases: Callable[[Sampling], Sequence[Drafter]] | None = None,
         tokens: int = TOKENS,
         cancelled: Callable[[], bool] = never,
     ) -> None:
@@ -302,8 +303,9 @@ class Profiler:
             if len(prompt) >= backend.info.context_length:
                 continue
             costs = self.curves[name].fresh()
+            drafters = self.databases(sampling)
             events = decode(
-                backend, prompt, self.databases(), generation, Drafting(), self.cancelled, costs
+                backend, prompt, drafters, generation, Drafting(), self.cancelled, costs
             )
             self.steps[name] += [e for e in events if isinstance(e, Step) and e.tokens]
 
