@@ -340,7 +340,7 @@ def test_the_rounds_of_steps() -> None:
     assert found == Rounds((0.5, 0.0, 0.25, 0.25), 1.75), "what took the longest counts as 3"
 
 
-def knowing(ahead: int) -> Callable[[], list[Drafter]]:
+def knowing(ahead: int) -> Callable[[Sampling], list[Drafter]]:
     """Makes databases that draft what the target would say most likely."""
 
     def say(tokens: Sequence[int]) -> list[tuple[int, ...]]:
@@ -349,7 +349,7 @@ def knowing(ahead: int) -> Callable[[], list[Drafter]]:
             text.append(int(TARGET(tuple(text[-2:])).argmax()))
         return [tuple(text[2:])]
 
-    return lambda: [Adversary(say, "context")]
+    return lambda sampling: [Adversary(say, "context")]
 
 
 def test_the_databases_are_measured_with_every_model() -> None:
@@ -434,7 +434,7 @@ def test_without_prompts_nothing_is_accepted() -> None:
 def test_draft_models_with_a_shorter_context_see_what_they_can(context: int) -> None:
     drafts = {"small": Strict(context, "small"), "mid": Strict(4096, "mid")}
     prompts = [[97] * 5, [98] * 30]
-    for databases in (None, lambda: [Adversary(lambda tokens: [(97, 97)])]):
+    for databases in (None, lambda sampling: [Adversary(lambda tokens: [(97, 97)])]):
         work = Profiler(Strict(), drafts, prompts, Sampling(0.0), databases, tokens=20)
         assert [*work.run()][-1] == pytest.approx(1.0) and work.profile is not None
         assert work.profile.pairs[0, 2].acceptance == pytest.approx(float(context > 17))

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
+import numpy as np
 import pytest
 
 from engine.backends.base import Backend
@@ -18,7 +19,7 @@ from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.methods import METHODS, method_named
 from engine.prompt import Chat
-from engine.sampling import choose
+from engine.sampling import Floats, choose
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import TIERS, Followers, Message, Prefill, Step
@@ -60,7 +61,7 @@ def test_every_subset_and_order_at_every_temperature(order: tuple[str, ...]) -> 
         for seed in SEEDS:
             wanted = generation(temperature, seed)
             method = method_named("hd", Drafting(tiers=order, nodes=12))
-            drafters = method.drafters(databases)
+            drafters = method.drafters(databases, None, wanted.sampling)
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting)
             assert_lossless(plain_toy(wanted), fast)
             accepted += sum(sum(step.accepted.values()) for step in fast)
@@ -74,7 +75,7 @@ def test_every_cost_of_a_forward(costs: str) -> None:
     for temperature in TEMPERATURES:
         for seed in SEEDS:
             wanted = generation(temperature, seed)
-            drafters = method_named("hd", drafting).drafters(databases)
+            drafters = method_named("hd", drafting).drafters(databases, None, wanted.sampling)
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
             assert_lossless(plain_toy(wanted), fast)
             accepted += sum(sum(step.accepted.values()) for step in fast)
@@ -91,7 +92,7 @@ def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> 
     method = method_named("hd", Drafting(tiers=tiers))
     for number, temperature in enumerate(TEMPERATURES):
         wanted = generation(temperature, number)
-        drafters = method.drafters(databases)
+        drafters = method.drafters(databases, None, wanted.sampling)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting, costs=curve)
         assert_lossless(plain_toy(wanted), fast)
 
@@ -113,7 +114,7 @@ def test_the_published_method(temperature: float) -> None:
     databases, lengths = warm_toy(), []
     for seed in range(6):
         wanted = generation(temperature, seed)
-        drafters = METHODS["hd-published"].drafters(databases)
+        drafters = METHODS["hd-published"].drafters(databases, None, wanted.sampling)
         drafting = METHODS["hd-published"].drafting
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
         assert_lossless(plain_toy(wanted), fast)
@@ -140,7 +141,7 @@ def test_stop_strings_length_and_context_end_it_at_the_same_token(name: str) -> 
                 (80, 4096, ("nowhere", "e")),
             ]:
                 wanted = Generation(sampling, max_tokens=most, stop=stop)
-                drafters = method.drafters(databases)
+                drafters = method.drafters(databases, None, wanted.sampling)
                 fast = events_of(ToyBackend(context), PROMPT, wanted, drafters, method.drafting)
                 assert_lossless(plain_toy(wanted, PROMPT, context), fast)
                 ends[fast[-1].finish] += 1
@@ -156,7 +157,7 @@ def test_adversarial_drafters_change_nothing(
         for seed in (0, 1):
             wanted = generation(temperature, seed, most=30)
             drafting = Drafting(nodes=30)
-            own = method_named("hd", drafting).drafters(warm_toy())
+            own = method_named("hd", drafting).drafters(warm_toy(), None, wanted.sampling)
             drafters = [Adversary(adversary, obedient=obedient), *own]
             fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
             assert_lossless(plain_toy(wanted), fast)
@@ -172,6 +173,9 @@ class Liar:
     def matches(self, suffix: tuple[int, ...]) -> list[Followers]:
         draw = random.Random(sum(suffix))
         return [self.say(draw) for _ in range(draw.randrange(len(suffix) + 1))]
+
+    def unigrams(self) -> Followers:
+        return self.say(random.Random(self.name))
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing to learn."""
@@ -201,14 +205,59 @@ def silent(draw: random.Random) -> Followers:
 
 @pytest.mark.parametrize("say", [letters, foreign, excessive, silent])
 def test_tiers_that_lie_change_nothing(say: Callable[[random.Random], Followers]) -> None:
-    hierarchy = Hierarchy([Liar(name, say) for name in TIERS], Calibration())
+    calibration = Calibration()
     for temperature in TEMPERATURES:
         for seed, costs in enumerate((None, Stated({0: 1.0, 63: 2.0}))):
             wanted = generation(temperature, seed)
+            hierarchy = Hierarchy([Liar(name, say) for name in TIERS], calibration, wanted.sampling)
             drafting = Drafting(nodes=16)
             fast = events_of(ToyBackend(), PROMPT, wanted, [hierarchy], drafting, costs=costs)
             assert_lossless(plain_toy(wanted), fast)
             assert all(sum(step.proposed.values()) <= 16 for step in fast)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Sampling(0.7, seed=99),
+        Sampling(2.0, seed=1),
+        Sampling(0.01, seed=3),
+        Sampling(0.0),
+        None,
+    ],
+    ids=str,
+)
+def test_noise_that_lies_changes_nothing(wrong: Sampling | None) -> None:
+    """Drafts that are weighed by another noise than that which decides."""
+    databases, accepted = warm_toy(), 0
+    for temperature in TEMPERATURES:
+        for seed in SEEDS:
+            wanted, drafting = generation(temperature, seed), Drafting(nodes=12)
+            drafters = METHODS["hd"].drafters(databases, None, wrong)
+            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
+            assert_lossless(plain_toy(wanted), fast)
+            accepted += sum(sum(step.accepted.values()) for step in fast)
+    assert accepted > 100
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [lambda size: [17.3] * size, lambda size: [-17.3] * size, lambda size: [0.0] * size],
+    ids=["luck", "no luck", "none"],
+)
+def test_noise_that_is_poisoned_changes_nothing(
+    lie: Callable[[int], list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poisoned(seed: int, position: int, tokens: Sequence[int]) -> Floats:
+        return np.array(lie(len(tokens)), dtype=np.float32)
+
+    monkeypatch.setattr("engine.drafting.hierarchy.gumbel", poisoned)
+    databases = warm_toy()
+    for temperature in TEMPERATURES:
+        wanted, drafting = generation(temperature, 3), Drafting(nodes=12)
+        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
+        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
+        assert_lossless(plain_toy(wanted), fast)
 
 
 def test_drafting_the_known_answer_accepts_everything() -> None:
@@ -228,7 +277,7 @@ def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
     kinds: list[bool] = []
     for seed in range(12):
         wanted = generation(0.7, seed)
-        drafters = METHODS["hd"].drafters(databases)
+        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
         assert_lossless(plain_toy(wanted), fast)
         kinds += [bool(step.proposed) for step in fast]
@@ -241,7 +290,7 @@ def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
     databases, curve, kinds = warm_toy(), curves()["free"], list[bool]()
     for seed in range(12):
         wanted = generation(0.7, seed)
-        drafters = METHODS["hd"].drafters(databases)
+        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(), costs=curve)
         assert_lossless(plain_toy(wanted), fast)
         # The last token of an answer leaves no room for a draft.
@@ -257,7 +306,7 @@ def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
     for at in range(1, 40):
         backend, databases = ToyBackend(), warm_toy()
         left: Iterator[bool] = iter([False] * at + [True] * 999)
-        drafters = METHODS["hd"].drafters(databases)
+        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
         drafting = Drafting(nodes=9)
         cut = events_of(backend, PROMPT, wanted, drafters, drafting, lambda left=left: next(left))
         kept = [token.id for token in tokens_of(cut)]
@@ -267,7 +316,13 @@ def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
             break
         assert cut[-1].finish == "cancelled"
         assert backend.cache == [*PROMPT, *kept][: len(backend.cache)]
-        again = events_of(backend, PROMPT, wanted, METHODS["hd"].drafters(databases), drafting)
+        again = events_of(
+            backend,
+            PROMPT,
+            wanted,
+            METHODS["hd"].drafters(databases, None, wanted.sampling),
+            drafting,
+        )
         assert_lossless(plain, again)
     else:
         pytest.fail("the answer never came to its end")
@@ -287,7 +342,7 @@ def conversation(
     for turn in range(turns):
         messages.append(Message("user", f"and the tale of {turn} then"))
         prompt = chat.prompt(messages)
-        drafters = METHODS[method].drafters(databases)
+        drafters = METHODS[method].drafters(databases, None, wanted.sampling)
         drafting = METHODS[method].drafting
         events = list(reply(chat, prompt, drafters, wanted, drafting, never, costs))
         prefill = events[0]
@@ -310,7 +365,7 @@ def test_a_warm_conversation_says_what_a_cold_one_does(method: str) -> None:
 def run_hd(wanted: Generation) -> list[Step]:
     truth = [*PROMPT, *(t.id for t in tokens_of(plain_toy(wanted)))]
     wrong = truth[: len(PROMPT) + 9] + [98] * 60
-    drafters = [knowing(wrong), *METHODS["hd"].drafters(warm_toy())]
+    drafters = [knowing(wrong), *METHODS["hd"].drafters(warm_toy(), None, wanted.sampling)]
     return events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(nodes=20))
 
 
@@ -412,7 +467,7 @@ def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> Non
     method, costs = method_named("hd", drafting), [None, measured.copy()][number // 2 % 2]
     for number, temperature in enumerate(TEMPERATURES):
         wanted = generation(temperature, number, STEPS)
-        prompt, drafters = prompts[number % 2], method.drafters(filled)
+        prompt, drafters = prompts[number % 2], method.drafters(filled, None, wanted.sampling)
         fast = events_of(embedded, prompt, wanted, drafters, drafting, costs=costs)
         assert_lossless(plain(wanted, number % 2), fast)
         accepted += sum(sum(step.accepted.values()) for step in fast)
@@ -427,7 +482,7 @@ def test_embedded_methods_with_cuts(embedded, warm, name, cuts) -> None:  # type
     filled = databases()
     for seed, temperature in ((2, 0.7), (3, 1.0)):
         wanted = generation(temperature, seed, STEPS, **cuts)
-        drafters = METHODS[name].drafters(filled)
+        drafters = METHODS[name].drafters(filled, None, wanted.sampling)
         fast = events_of(embedded, prompts[0], wanted, drafters, METHODS[name].drafting)
         assert_lossless(plain(wanted, 0), fast)
 

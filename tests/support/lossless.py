@@ -76,9 +76,14 @@ class Counts:
             key: Followers(found.total(), len(found), dict(found.most_common()))
             for key, found in self.behind.items()
         }
+        said = Counter(token for text in texts for token in text)
+        self.often = Followers(said.total(), len(said), dict(said.most_common()))
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
         return self.followers.get(tuple(key))
+
+    def unigrams(self) -> Followers | None:
+        return self.often
 
 
 class Stated(CostCurve):

@@ -1,9 +1,12 @@
 """Hierarchy drafting: the likeliest nodes first, every one credited, lower tiers asked last."""
 
 import random
+from array import array
 from collections.abc import Mapping, Sequence
+from math import log
 from time import perf_counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,14 +16,15 @@ from engine.drafting.budget import Budget
 from engine.drafting.calibration import PRIORS, Calibration
 from engine.drafting.context import ContextTier
 from engine.drafting.costs import CostCurve
-from engine.drafting.hierarchy import Hierarchy
+from engine.drafting.hierarchy import LUCKIEST, Hierarchy, luckiest
 from engine.drafting.model import ModelTier
 from engine.drafting.ngrams import NgramCounts
 from engine.drafting.statistics import KEY, StatisticsTier
-from engine.settings import Drafting
+from engine.sampling import gumbel
+from engine.settings import Drafting, Sampling
 from engine.tree import Tree, graft
-from engine.types import CONTEXT, MODEL, STATISTICS, Followers
-from tests.unit.test_calibration import Noting, Said, sure
+from engine.types import CONTEXT, MODEL, STATISTICS, STRENGTHS, Followers
+from tests.unit.test_calibration import Noting, Said, markov, sure
 from tests.unit.test_drafters_ngrams import every
 from tests.unit.test_drafters_statistics import Table
 from tests.unit.test_tree import assert_valid, paths_of
@@ -315,3 +319,150 @@ def test_only_what_the_tree_was_grown_for_teaches_the_evidence_weights(
     assert bool(calibration.rows()) == learns
     hierarchy.observe([*tokens, 4, 5, 6, 7, 1, 2], 1)
     assert bool(calibration.rows()) == learns, "the tree is gone either way"
+
+
+# Drafts that know the noise.
+
+LAW = dict(zip(range(10, 22), (30, 20, 12, 9, 7, 5, 4, 4, 3, 2, 2, 2), strict=True))
+"""Counts of a hundred: about what the target follows in the tests below, whatever came before."""
+DRAWN = Sampling(1.0, seed=4)
+
+
+def chosen(position: int, law: Mapping[int, float] = LAW, error: float = 0.0) -> int:
+    """What the target says at a position; its own law differs by an error from what is known."""
+    noise = gumbel(DRAWN.seed, position, list(law))
+    noise = noise + error * gumbel(DRAWN.seed + 9, position, list(law))
+    scores = {t: log(law[t]) + luck for t, luck in zip(law, noise.tolist(), strict=True)}
+    return max(scores, key=scores.__getitem__)
+
+
+def accepted(known: Sampling | None, steps: int, nodes: int, told: int = 0) -> tuple[float, float]:
+    """Tokens per step of a run that follows the law, really and as expected, after `told` steps."""
+    followers = Followers(100, len(LAW), dict(LAW))
+    hierarchy = Hierarchy([Said(STATISTICS, followers, followers)], Calibration(), known)
+    tokens, came, expected = [1, 2], 0, 0.0
+    for step in range(steps):
+        tree, budget = grow(hierarchy, tokens, nodes, depth=4, threshold=0.0)
+        at = len(tokens)
+        _, emitted = tree.walk(
+            lambda row, at=at, tree=tree: chosen(at + tree.depths[row], error=0.7)
+        )
+        tokens += emitted
+        hierarchy.observe(tokens, len(emitted))
+        if step >= told:
+            came, expected = came + len(emitted), expected + budget.expected
+    return came / (steps - told), expected / (steps - told)
+
+
+def test_who_knows_the_noise_drafts_more_of_what_will_be_said() -> None:
+    blind, _ = accepted(None, 400, nodes=4)
+    known, _ = accepted(DRAWN, 400, nodes=4)
+    assert known > 1.3 * blind
+
+
+def test_noise_that_is_not_the_targets_is_soon_not_believed() -> None:
+    blind, _ = accepted(None, 800, nodes=4, told=400)
+    misled, _ = accepted(Sampling(1.0, seed=5), 800, nodes=4, told=400)
+    assert misled > 0.93 * blind
+
+
+def test_what_is_expected_with_noise_comes() -> None:
+    came, expected = accepted(DRAWN, 1500, nodes=6, told=500)
+    assert expected == pytest.approx(came, rel=0.05)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0, seed=4), Sampling(5e-5, seed=4)])
+def test_where_nothing_is_drawn_the_trees_are_those_by_probability(sampling: Sampling) -> None:
+    texts = [markov(600, seed=3), markov(400, seed=4)]
+    blind, cold = (Hierarchy(filled(texts), Calibration(), s) for s in (None, sampling))
+    tokens = texts[0][:5]
+    for token in markov(300, seed=5):
+        trees = [grow(hierarchy, tokens)[0] for hierarchy in (blind, cold)]
+        assert paths_of(trees[0]) == paths_of(trees[1]) and trees[0].tokens == trees[1].tokens
+        tokens = [*tokens, token]
+        for hierarchy in (blind, cold):
+            hierarchy.observe(tokens, 1)
+    assert blind.calibration.rows() == cold.calibration.rows()
+
+
+def test_with_noise_trees_differ_from_position_to_position_and_from_seed_to_seed() -> None:
+    followers = Followers(100, len(LAW), dict(LAW))
+
+    def drafted(tokens: Sequence[int], sampling: Sampling | None) -> list[int]:
+        hierarchy = Hierarchy([Said(STATISTICS, followers)], Calibration(), sampling)
+        return grow(hierarchy, tokens, nodes=3, depth=1)[0].tokens[1:]
+
+    assert drafted([1], None) == drafted([2, 1], None) == [10, 11, 12]
+    assert drafted([1], DRAWN) == drafted([1], DRAWN)
+    assert len({tuple(drafted([1] * size, DRAWN)) for size in range(1, 9)}) > 4
+    assert len({tuple(drafted([1], Sampling(1.0, seed=seed))) for seed in range(9)}) > 4
+
+
+def test_a_node_is_weighed_by_the_noise_of_its_own_position() -> None:
+    """A node of depth d stands behind the d - 1 nodes above it."""
+    sure_law = dict.fromkeys(range(10, 40), 1.0)
+    followers = Followers(30, 30, dict(sure_law))
+    calibration = Calibration()
+    calibration.errors.values[:] = array("d", (3.0, 1.0, -5.0, 0.0))
+    for weights in calibration.weights[STATISTICS]:
+        weights.values[:] = [0.999] * STRENGTHS
+    hierarchy = Hierarchy([Said(STATISTICS, followers)], calibration, DRAWN)
+    tree, _ = grow(hierarchy, [1, 2, 3], nodes=4, depth=4, threshold=0.0)
+    row, path = 0, []
+    while tree.children[row]:
+        row = min(tree.children[row].values())
+        path.append(tree.tokens[row])
+    assert path == [chosen(3 + depth, sure_law) for depth in range(len(path))]
+    assert len(path) > 1
+
+
+class Often(Said):
+    """A tier that also says what it has often seen."""
+
+    def __init__(self, name: str, often: Followers | None, *matches: Followers) -> None:
+        super().__init__(name, *matches)
+        self.often = often
+
+    def unigrams(self) -> Followers | None:
+        return self.often
+
+
+def test_tokens_with_large_noise_are_named_though_nothing_leads_to_them() -> None:
+    often = Followers(900, 300, dict.fromkeys(range(100, 400), 3))
+    tiers = [Often(STATISTICS, often, Followers(9, 2, {7: 3})), Often(CONTEXT, None)]
+    lucky = sorted(often.counts, key=lambda token: -gumbel(4, 1, [token])[0])
+    tree, _ = grow(Hierarchy(tiers, Calibration(), DRAWN), [1], depth=1, threshold=0.0)
+    assert set(tree.tokens[1:]) == {7, *lucky[:LUCKIEST]}
+    at = tree.tokens.index(lucky[0])
+    assert (tree.sources[at], tree.match_lengths[at]) == (STATISTICS, 0)
+    blind, _ = grow(Hierarchy(tiers, Calibration()), [1], depth=1, threshold=0.0)
+    assert blind.tokens == [1, 7]
+    none, _ = grow(Hierarchy([Often(CONTEXT, None)], Calibration(), DRAWN), [1], threshold=0.0)
+    assert len(none) == 0
+
+
+def test_of_equally_lucky_tokens_the_smaller_number_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "engine.drafting.hierarchy.gumbel",
+        lambda seed, position, tokens: np.zeros(len(tokens), np.float32),
+    )
+    assert luckiest({9: 2, 5: 2, 7: 2, 3: 1}, 0, 0) == [5, 7]
+    assert luckiest({9: 2}, 0, 0) == [9]
+    assert luckiest({8: 1, 9: 2}, 0, 0) == [9, 8]
+
+
+def test_rates_with_noise_and_without_are_learned_apart() -> None:
+    text = markov(500, seed=2)
+    for sampling, kind, other in ((DRAWN, ":noisy rank", ":rank"), (None, ":rank", ":noisy rank")):
+        calibration = Calibration()
+        hierarchy, tokens = Hierarchy([ContextTier(text)], calibration, sampling), [0]
+        for token in text[:60]:
+            grow(hierarchy, tokens, threshold=0.01)
+            tokens = [*tokens, token]
+            hierarchy.observe(tokens, 1)
+        kinds = {row.tier for row in calibration.rows()}
+        assert any(name.endswith(kind) for name in kinds)
+        assert not any(name.endswith(other) for name in kinds)
+        assert ("noise" in kinds) == (sampling is not None)

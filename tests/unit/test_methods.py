@@ -35,6 +35,9 @@ class Table:
     def look_up(self, key: Sequence[int]) -> Followers:
         return Followers(100.0, 2.0, {key[-1]: 50.0})
 
+    def unigrams(self) -> None:
+        return None
+
 
 def hierarchy(drafters: list[Drafter]) -> Hierarchy:
     (drafter,) = drafters
