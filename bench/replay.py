@@ -16,6 +16,7 @@ import json
 import lzma
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -64,12 +65,14 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """The recordings of a file that `bench record` wrote, and what it says of their model."""
+class Material:
+    """Recordings of a model with a vocabulary of that size, and the statistics for it, which may be
+    made of `others`."""
 
     recordings: list[Recording]
     vocabulary: int
-    tokenizer: str
+    table: StatisticsTable | None
+    others: Sequence[Recording] = ()
 
 
 @dataclass(slots=True)
@@ -164,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
     parser.add_argument("--vocabulary", type=Path, help="GGUF or tokenizer folder, for texts")
     parser.add_argument(
-        "--statistics", type=Path, nargs="*", default=[], help="other models' answers (JSON lines)"
+        "--statistics", type=Path, nargs="*", default=[], help="other models' answers, for texts"
     )
     parser.add_argument("--nodes", type=int, nargs="*", default=list(NODES))
     parser.add_argument("--limit", type=int, default=0, help="replay so many, 0 for all")
@@ -194,10 +197,15 @@ def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recor
             for record in tqdm(read_lines(path), desc=path.name, leave=False)
         ]
     except (OSError, EOFError, lzma.LZMAError, *MISSHAPEN) as error:
-        raise SettingError(
-            f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON "
-            'object with "prompt", "output" and "split".'
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> SettingError:
+    """What is wrong with a file that holds no recordings."""
+    return SettingError(
+        f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON object "
+        'with "prompt", "output" and "split", or one that `python -m bench record` wrote.'
+    )
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -207,8 +215,9 @@ def read_lines(path: Path) -> list[Record]:
         return [json.loads(line) for line in lines]
 
 
-def read_drawn(path: Path) -> Drawn | None:
-    """The recordings of `bench record`; None where a file holds texts."""
+def read_drawn(path: Path) -> Material | None:
+    """The recordings of `bench record`, with the statistics that come along for their model; None
+    where a file holds texts."""
     try:
         records = read_lines(path)
         if not records or "answer" not in records[0]:
@@ -225,12 +234,10 @@ def read_drawn(path: Path) -> Drawn | None:
         ]
         if any(record["position"] != len(record["prompt"]) for record in records):
             raise ValueError("an answer does not stand right behind its prompt")
-        return Drawn(found, int(records[0]["vocabulary"]), str(records[0]["tokenizer"]))
+        table = find_table(str(records[0]["tokenizer"]), ASSETS / "statistics")
+        return Material(found, int(records[0]["vocabulary"]), table)
     except (OSError, EOFError, lzma.LZMAError, SettingError, *MISSHAPEN) as error:
-        raise SettingError(
-            f"The recordings in {str(path)!r} cannot be read ({error!r}). Write them anew with "
-            "`python -m bench record`."
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def statistics_of(
@@ -362,40 +369,49 @@ def run(options: argparse.Namespace) -> None:
     """Replay and print."""
     if options.limit < 0 or min(options.nodes, default=0) < 0:
         raise SettingError("Give no negative limit and no negative number of nodes.")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        material = read(options, Path(folder))
+        if material.table is not None:
+            stack.callback(material.table.close)
+        recordings, split = material.recordings, options.split
+        replayed = {recording.question for recording in recordings if recording.split == split}
+        if not replayed:
+            raise SettingError(
+                f"Nothing to replay: no line of {str(options.traces)!r} has the split {split!r}. "
+                "Name another with --split."
+            )
+        tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
+        drawn = any(recording.sampling is not None for recording in recordings)
+        entries = contestants(options.nodes, tiers, options.peers, drawn)
+        size, others = material.vocabulary, material.others
+        results = measure(recordings, material.table, size, split, options.limit, entries, others)
+    report(options, results, len(replayed), len(others))
+
+
+def read(options: argparse.Namespace, folder: Path) -> Material:
+    """What there is to replay: recordings of tokens bring all they need, texts are tokenized.
+
+    Statistics of texts are made in `folder`.
+    """
     drawn = read_drawn(options.traces)
     if drawn is not None:
-        texts, recordings, size = None, drawn.recordings, drawn.vocabulary
-    elif options.vocabulary is None:
-        raise SettingError(f"The traces in {str(options.traces)!r} are texts: name --vocabulary.")
-    else:
-        texts = VOCABULARIES[kind_of(str(options.vocabulary))](options.vocabulary)
-        recordings, size = read_traces(options.traces, texts, options.template), texts.size
-    replayed = {r.question for r in recordings if r.split == options.split}
-    if not replayed:
+        return drawn
+    if options.vocabulary is None:
         raise SettingError(
-            f"Nothing to replay: no line of {str(options.traces)!r} has the split "
-            f"{options.split!r}. Name another with --split."
+            f"The traces in {str(options.traces)!r} are texts. Say with --vocabulary what tokens "
+            "they are made of."
         )
-    if texts is None and options.statistics:
-        raise SettingError("Recordings of tokens take no statistics from texts.")
+    vocabulary = VOCABULARIES[kind_of(str(options.vocabulary))](options.vocabulary)
+    recordings = read_traces(options.traces, vocabulary, options.template)
+    replayed = {r.question for r in recordings if r.split == options.split}
     others = [
         recording
         for path in options.statistics
-        if texts is not None
-        for recording in read_traces(path, texts, options.template)
+        for recording in read_traces(path, vocabulary, options.template)
         if recording.question not in replayed
     ]
-    tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
-    entries = contestants(options.nodes, tiers, options.peers, drawn is not None)
-    with tempfile.TemporaryDirectory() as folder:
-        if drawn is not None:
-            table = find_table(drawn.tokenizer, ASSETS / "statistics")
-        elif texts is not None:
-            table = statistics_of(others, texts, Path(folder))
-        results = measure(recordings, table, size, options.split, options.limit, entries, others)
-        if table is not None:
-            table.close()
-    report(options, results, len(replayed), len(others))
+    table = statistics_of(others, vocabulary, folder)
+    return Material(recordings, vocabulary.size, table, others)
 
 
 def report(
@@ -403,9 +419,9 @@ def report(
 ) -> None:
     """Print the table and the JSON line."""
     count = min(replayed, options.limit or replayed)
+    source = f"; statistics from {others} answers of other models to other prompts"
     print(
-        f"{options.traces.name}, split {options.split}: {count} answers; statistics from {others} "
-        "answers of other models to other prompts"
+        f"{options.traces.name}, split {options.split}: {count} answers{source if others else ''}"
     )
     heads = ("nodes", f"first {FIRST}", f"all {count}", "expected", "draft ms")
     print(f"\n{'drafter':44}" + "".join(f"{head:>11}" for head in heads))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.replay import (
+    BLIND,
     Count,
     Recording,
     contestants,
@@ -64,7 +65,7 @@ def live(drafters: Sequence[Drafter], drafting: Drafting, prompt: str, sampling:
     events = list(decode(ToyBackend(), tokens, drafters, wanted, drafting))
     steps = [event for event in events if isinstance(event, Step)]
     answer = [token.id for step in steps for token in step.tokens]
-    return Recording(prompt, "test", tokens, answer), steps
+    return Recording(prompt, "test", tokens, answer, sampling), steps
 
 
 def replayed(
@@ -76,8 +77,9 @@ def replayed(
     return count.tokens, count.forwards, count.drafted
 
 
-def compare(method: Method) -> None:
-    """Answer after answer, live and replayed, each side with databases that learn on."""
+def compare(method: Method, known: bool = False) -> None:
+    """Answer after answer, live and replayed, each side with databases that learn on, whose noise
+    is `known` or not."""
     here, there = (Databases(statistics=toy_table()) for _ in range(2))
     for side in (here, there):
         method.drafters(side)
@@ -85,9 +87,12 @@ def compare(method: Method) -> None:
     for seed, temperature in enumerate((0.0, 0.7, 1.0, 1.5)):
         for prompt in PROMPTS:
             sampling = Sampling(temperature, seed=seed)
-            fresh = method.drafters(here.next_conversation())
+            fresh = method.drafters(here.next_conversation(), None, sampling if known else None)
             recording, steps = live(fresh, method.drafting, prompt, sampling)
-            found = replayed(method.drafters(there.next_conversation()), method.drafting, recording)
+            fresh = method.drafters(
+                there.next_conversation(), None, recording.sampling if known else None
+            )
+            found = replayed(fresh, method.drafting, recording)
             drafted = sum(sum(step.proposed.values()) for step in steps)
             assert found == (len(recording.answer), len(steps), drafted)
             saved += len(recording.answer) - len(steps)
@@ -95,9 +100,10 @@ def compare(method: Method) -> None:
 
 
 @pytest.mark.parametrize("tiers", [TIERS, ("context",), ("model",), ("statistics", "context")])
-def test_a_replay_takes_the_forwards_of_the_live_run(tiers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("known", [False, True], ids=["blind", "known"])
+def test_a_replay_takes_the_forwards_of_the_live_run(tiers: tuple[str, ...], known: bool) -> None:
     drafting = Drafting(tiers=tiers, nodes=12, budget="fixed")
-    compare(method_named("hd", drafting))
+    compare(method_named("hd", drafting), known)
 
 
 @pytest.mark.parametrize("name", ["hd-published", "rest", "lookup"])
@@ -169,6 +175,10 @@ def test_contestants_are_the_peers_and_ours_at_each_size() -> None:
     assert (ours.tiers, ours.budget) == (("model",), "fixed")
     assert len({title for title, *_ in found}) == 4
     assert len(list(contestants([8], TIERS, False))) == 1
+    found = list(contestants([8, 9], TIERS, False, drawn=True))
+    assert [(name, drafting.nodes) for _, name, drafting in found] == [
+        (BLIND, 8), ("hd", 8), (BLIND, 9), ("hd", 9),
+    ]  # fmt: skip
 
 
 def test_figures_are_per_forward() -> None:
@@ -336,3 +346,100 @@ def test_the_table_of_another_test_is_a_table() -> None:
     (entry,) = ENTRIES[2:3]
     found = measure(recordings("ab"), Table({}), VOCABULARY, "test", 0, [entry])
     assert found["Ours"].all.tokens == 3
+
+
+# Recordings of our own, whose noise is known.
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from bench.__main__ import main
+
+    folder = tmp_path_factory.mktemp("recorded")
+    questions, path = folder / "questions.jsonl", folder / "answers.jsonl"
+    told = [{"category": name, "turns": [f"Tell me of a {name}."]} for name in ("fox", "sea")]
+    questions.write_text(lines(*told))
+    sampler = ["--temperature", "0.9", "--min-p", "0.05", "--seed", "7"]
+    options = ["--prompts", str(questions), "--max-new-tokens", "40", *sampler]
+    assert main(["record", *options, "--to", str(path)]) == 0
+    return path
+
+
+@pytest.mark.model
+def test_a_recording_says_all_that_its_answer_was_drawn_with(recorded: Path, embedded: Any) -> None:
+    records = [json.loads(line) for line in recorded.read_text().splitlines()]
+    assert [record["question"] for record in records] == ["fox 1", "sea 2"]
+    for number, record in enumerate(records):
+        sampling = Sampling.from_mapping(record["sampling"])
+        assert sampling == Sampling(0.9, min_p=0.05, seed=7 + number)
+        assert record["position"] == len(record["prompt"])
+        assert record["vocabulary"] == embedded.info.vocabulary_size
+        again = decode(embedded, record["prompt"], [], Generation(sampling, 40), Drafting())
+        said = [token.id for step in again if isinstance(step, Step) for token in step.tokens]
+        assert record["answer"] == said
+
+
+@pytest.mark.model
+def test_a_replay_of_recordings_knows_the_noise_and_stands_beside_one_that_does_not(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench.__main__ import main
+
+    assert main(["replay", "--traces", str(recorded), "--nodes", "8", "--no-peers"]) == 0
+    report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert report["answers"] == 2
+    titles = ["Hierarchy drafting by probability, 8", "Hierarchy drafting, 8"]
+    assert list(report["methods"]) == titles
+    blind, known = (report["methods"][title]["all"] for title in titles)
+    assert blind != known and min(blind["tokens_per_forward"], known["tokens_per_forward"]) > 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"position": 3}, {"sampling": {"temperature": "hot"}}, {"sampling": None},
+        {"prompt": 5}, {"vocabulary": "many"}, {"answer": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_recording_is_named(
+    tmp_path: Path, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench.__main__ import main
+
+    good = {
+        "question": "fox 1", "split": "test", "prompt": [1, 2], "answer": [3], "position": 2,
+        "sampling": {"temperature": 0.7}, "vocabulary": 9, "tokenizer": "x",
+    }  # fmt: skip
+    path = tmp_path / "answers.jsonl"
+    path.write_text(lines({**good, **damage}))
+    assert main(["replay", "--traces", str(path)]) == 2
+    assert "answers.jsonl" in capsys.readouterr().err
+    path.write_text(lines(good))
+    assert main(["replay", "--traces", str(path), "--nodes", "4", "--no-peers"]) == 0
+
+
+def test_texts_need_a_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.__main__ import main
+
+    path = tmp_path / "answers.jsonl"
+    path.write_text(lines(GOOD))
+    assert main(["replay", "--traces", str(path)]) == 2
+    assert "--vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--limit", "-1"], "negative"),
+        (["--prompts", "/nowhere"], "'/nowhere'"),
+        (["--to", "/nowhere/answers.jsonl"], "'/nowhere/answers.jsonl'"),
+    ],
+)
+def test_mistakes_of_a_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    from bench.__main__ import main
+
+    assert main(["record", "--to", str(tmp_path / "answers.jsonl"), *arguments]) == 2
+    assert words in capsys.readouterr().err

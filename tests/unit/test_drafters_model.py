@@ -153,3 +153,16 @@ def test_grams_of_other_lengths_are_harmless() -> None:
     assert [f.counts for f in tier.matches((1,))] == [{2: 3}]
     assert [f.counts for f in tier.matches((1, 2, 3, 4))] == [{5: 2}] * 4
     assert tier.matches((5,)) == []
+
+
+def test_what_is_often_said_is_known_and_goes_with_its_answer() -> None:
+    tier = ModelTier()
+    assert tier.unigrams() is None
+    tier.finish([1, 2, 3, 2, 3], 4)
+    before = tier.unigrams()
+    assert before is not None and before.counts == {2: 2, 3: 2}
+    kept = dict(before.counts)
+    tier.finish([9, 7, 7, 3], 3)
+    without = tier.without([9, 7, 7, 3], 3).unigrams()
+    assert without is not None and without.counts == kept
+    assert Forgetful(tier).unigrams() is tier.unigrams()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafting.ngrams import Leaf, NgramCounts
+from engine.drafting.ngrams import FREQUENT, Leaf, NgramCounts
 from engine.types import DIVERSITIES, STRENGTHS, TOTALS, WIDEST, Followers, strength
 from tests.conftest import ROOT
 
@@ -106,6 +106,28 @@ def test_keys_of_any_length_in_any_order(said: list[tuple[list[int], int, int]])
     assert counts.owned == len(owned)
     full = {key: f.counts for key, f in counts.items() if len(key) == 3}
     assert full == {key: found for key, found in known.items() if len(key) == 3}
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 300), max_size=400))
+def test_what_is_often_counted_is_known_without_a_key(text: list[int]) -> None:
+    counts, wanted = counted(text, 3), Counter(text)
+    if not text:
+        assert counts.unigrams is None
+        return
+    assert counts.unigrams is not None and counts.unigrams.total == len(text)
+    if len(wanted) <= FREQUENT:
+        assert counts.unigrams.counts == wanted and counts.unigrams.distinct == len(wanted)
+
+
+def test_of_many_tokens_the_frequent_ones_are_kept() -> None:
+    counts = NgramCounts(2)
+    for token in range(5000):
+        counts.add((1,), token)
+        counts.add((1,), token % 50)
+    assert counts.unigrams is not None
+    assert len(counts.unigrams.counts) <= FREQUENT and set(range(50)) <= set(counts.unigrams.counts)
+    assert counts.unigrams.total == 10_000
 
 
 WORDS = [

@@ -21,6 +21,7 @@ from storage.statistics import (
     EXACT,
     FOLLOWERS,
     FORMAT,
+    FREQUENT,
     KEY_SIZE,
     LARGEST_VOCABULARY,
     META,
@@ -538,6 +539,38 @@ def test_top_lists_the_likeliest_next_tokens(tmp_path: Path) -> None:
     assert [found.key for found in top] == [2, 1, 4]
     assert [found.share for found in top] == pytest.approx([1, 3 / 4, 3 / 4], rel=SHARE_ERROR)
     assert list(table.top(0)) == []
+
+
+def test_what_is_often_said_is_counted_by_token(tmp_path: Path) -> None:
+    texts = [noise(seed, 60_000, 3_000) for seed in range(2)]
+    often = made(tmp_path / "a.db", texts, 3_000).unigrams()
+    # A key is a token that something follows: the last one of a text is none.
+    wanted = Counter(token for text in texts for token in text[:-1])
+    assert often is not None and len(often.counts) == FREQUENT < len(wanted)
+    for token, count in often.counts.items():
+        assert count == pytest.approx(wanted[token], rel=0.05)
+    least = min(often.counts.values())
+    assert all(token in often.counts for token, count in wanted.items() if count > 1.1 * least)
+    assert often.total == pytest.approx(120_000, rel=0.05)
+
+
+def test_a_text_in_which_nothing_is_often_said(tmp_path: Path) -> None:
+    assert made(tmp_path / "a.db", [[1, 2, 3, 4]]).unigrams() is None
+
+
+@pytest.mark.parametrize("blob", ["X''", "'text'", "7"])
+def test_a_poisoned_entry_is_never_often_said(path: Path, blob: str) -> None:
+    table = StatisticsTable(path)
+    often = table.unigrams()
+    assert often is not None
+    token = next(iter(often.counts))
+    key = pack_key((token,), table.bits)
+    table.close()
+    edited(path, f"UPDATE grams SET followers = {blob} WHERE key = {key}")
+    table = StatisticsTable(path)
+    found = table.unigrams()
+    assert found is None or token not in found.counts
+    table.close()
 
 
 def test_many_threads_may_ask_at_once(path: Path) -> None:
