@@ -65,8 +65,8 @@ PLANS = (
 )
 """Draft models alone, with the databases below the smallest, beside the stack, and both."""
 DRAWS = [
-    *[(0.0, 0), (0.7, 0), (0.7, 2), (1.0, 0), (1.0, 6)],
-    *[(1.0, 10), (1.5, 0), (1.5, 3), (1.5, 10), (1.5, 13)],
+    *[(0.0, 0), (0.7, 0), (0.7, 11), (1.0, 0), (1.0, 6)],
+    *[(1.0, 27), (1.5, 0), (1.5, 3), (1.5, 30), (1.5, 47)],
 ]
 """Temperatures and seeds; with four of them the toy's answer has an end."""
 
@@ -263,7 +263,7 @@ def test_embedded_stacks_say_what_plain_decoding_says(
     plan: dict[str, int],
     temperature: float,
 ) -> None:
-    wanted, drafted = generation(temperature, 5, 48), 0
+    wanted, drafted = generation(temperature, 4, 48), 0
     models = {name: embedded_drafts[name] for name in plan}
     for number, prompt in enumerate(embedded_prompts):
         stack = stack_of(models, [*plan.values()], wanted.sampling)
