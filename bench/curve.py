@@ -94,9 +94,10 @@ def run(options: argparse.Namespace) -> None:
         "growth_ns": {"token": 1e9 * curve.growth.token, "row": 1e9 * curve.growth.row},
         "lengths": compared(found, curve),
     }
+    show(record, ways)
     if options.quotes and isinstance(backend, TransformersBackend):
         record["quotes"] = quotes(backend, curve, options.quotes, options.repeats)
-    show(record, ways)
+        show_quotes(record["quotes"])
     print_record(record, options.save)
 
 
@@ -180,7 +181,7 @@ def compared(
 
 
 def show(record: Record, ways: Sequence[str]) -> None:
-    """Print the tables."""
+    """Print the tables of forwards."""
     print(headline(record))
     for length, found in record["lengths"].items():
         print(f"\n{length:,} cached tokens: ms of a forward (its ratio to the plain one)")
@@ -191,14 +192,16 @@ def show(record: Record, ways: Sequence[str]) -> None:
             print(f"{way:>12}" + "".join(f"{cell:>16}" for cell in cells))
         own = found[ways[-1]].values()
         cells = (f"{row['expected_ms']:8.1f} ({row['off']:+.0%})" for row in own)
-        print(f"{'expected':>12}" + "".join(f"{cell:>16}" for cell in cells))
-    if "quotes" in record:
-        before, now = (record["quotes"][name] for name in (BEFORE, NOW))
-        print("\nanswers that quote prompts of 6,000 to 7,500 tokens")
-        for name, row in record["quotes"].items():
-            print(
-                f"{name:>12} {row['tokens_per_second']:8.2f} tokens/s, "
-                f"{row['tokens_per_forward']:.2f} per forward, {row['nodes']:.1f} nodes"
-            )
-        ratio = now["tokens_per_second"] / before["tokens_per_second"]
-        print(f"{'':>12} {ratio:8.2f} times as fast")
+        print(f"{'expected':>12}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+
+
+def show_quotes(record: Record) -> None:
+    """Print how fast answers were that quote."""
+    print("\nanswers that quote prompts of 6,000 to 7,500 tokens")
+    for name, row in record.items():
+        print(
+            f"{name:>12} {row['tokens_per_second']:8.2f} tokens/s, "
+            f"{row['tokens_per_forward']:.2f} per forward, {row['nodes']:.1f} nodes"
+        )
+    ratio = record[NOW]["tokens_per_second"] / record[BEFORE]["tokens_per_second"]
+    print(f"{'':>12} {ratio:8.2f} times as fast")
