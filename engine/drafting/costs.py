@@ -34,11 +34,13 @@ LONG, LONG_SIZE = 4096, 15
 """Tokens in the cache while what they cost is measured, and nodes at most."""
 LEAST = 4 * CACHED
 """Fewer would tell less of it than the machine's hiccups do."""
-READING = FAR_SECONDS = 0.5
-"""Seconds that reading so long a text may take, where it has to be read, and else the forwards."""
+READING = 0.5
+"""Seconds that reading so long a text may take, where it has to be read."""
+FAR_SECONDS = 0.3
+"""Seconds of forwards behind it and behind a short one, in turn, where it has not to be read."""
 MOST_BYTES = 1 << 29
 """What it may take in memory."""
-SECONDS = 2.0
+SECONDS = 1.7
 COMMON_GAIN = 0.15
 """How far an observation moves the estimates of all sizes: what slows one down has most likely
 slowed down all. How much further it moves that of its own size depends on what is known of it."""

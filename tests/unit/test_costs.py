@@ -367,7 +367,7 @@ class Clocked(ToyBackend):
 
 
 def test_what_cached_tokens_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 10 % at 256, 2,000 and 8,000 tokens; a tenth of the time goes into it at most."""
+    """Within 10 % at 256, 2,000 and 8,000 tokens, and all of it in about two seconds."""
     backend = Clocked()
     monkeypatch.setattr("engine.drafting.costs.perf_counter", backend.clock)
     curve = measure_costs(backend, tuple(TRUTH))
@@ -375,7 +375,7 @@ def test_what_cached_tokens_cost_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         curve.reach(length)
         for nodes in TRUTH:
             assert curve.seconds(nodes) == pytest.approx(0.01 * behind(nodes, length), rel=0.1)
-    assert backend.now < 2.5 and len(backend.cache) == 0
+    assert backend.now < 2.4 and len(backend.cache) == 0
 
 
 def test_a_text_that_takes_long_to_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
