@@ -46,10 +46,10 @@ def grow_all(drafts: Sequence[Draft]) -> list[Mapping[str, Work]]:
         return [each.grow(tree, tokens, budget) for each, tree, tokens, budget in drafts]
     compiled = [cast(CompiledHierarchy, each) for each, *_ in drafts]
     for each, (_, tree, tokens, budget) in zip(compiled, drafts, strict=True):
-        each.begin(tree, tokens, budget)
+        each.tree, each.grown = tree, None if budget.near else len(tokens)
     asked = [(each.compiled, *rest) for each, (_, *rest) in zip(compiled, drafts, strict=True)]
-    spent = native.core.grow_all(asked)
-    return [each.work(seconds) for each, seconds in zip(compiled, spent, strict=True)]
+    works: list[Mapping[str, Work]] = native.core.grow_all(asked)
+    return works
 
 
 class CompiledHierarchy(Hierarchy):
@@ -70,27 +70,19 @@ class CompiledHierarchy(Hierarchy):
             luckiest=LUCKIEST,
             temperature=self.sampling.temperature if self.sampling else 0.0,
             seed=self.sampling.seed if self.sampling else 0,
+            work=Work,
         )
-        self.timed: Sequence[str] = self.compiled.sources
-
-    def begin(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> None:
-        """Remember what the next tree is grown for."""
-        self.tree, self.first = tree, len(tree) + 1
-        self.grown = None if budget.near else len(tokens)
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """As the reference does."""
-        self.begin(tree, tokens, budget)
-        return self.work(self.compiled.grow(tree, tokens, budget))
-
-    def work(self, seconds: Sequence[float]) -> Mapping[str, Work]:
-        """The times of look-ups, by source."""
-        return dict(zip(self.timed, map(Work, seconds), strict=True))
+        self.tree, self.grown = tree, None if budget.near else len(tokens)
+        work: Mapping[str, Work] = self.compiled.grow(tree, tokens, budget)
+        return work
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """As the reference does."""
         if self.grown == len(tokens) - new:
-            self.compiled.learn(self.tree, self.first, tokens, new)
+            self.compiled.learn(self.tree, tokens, new)
         self.grown = None
         self.compiled.forget()
         for tier in self.tiers:

@@ -273,8 +273,8 @@ class Drafter {
     // `tiers` holds (source, name, what its tokens are credited to, what its time is counted to).
     // A temperature of 0 says that the noise is not known.
     Drafter(nb::list tiers, const Calibration &calibration, double negligible, double slight,
-            int luckiest, double temperature, std::uint64_t seed)
-        : hierarchy(specified(tiers, calibration), calibration.constants,
+            int luckiest, double temperature, std::uint64_t seed, nb::callable work)
+        : work(std::move(work)), hierarchy(specified(tiers, calibration), calibration.constants,
                     {negligible, slight, luckiest}, {temperature, seed}, calibration.errors) {
         hierarchy.spent.resize(sources.size());
     }
@@ -313,7 +313,8 @@ class Drafter {
     }
 
     // Bring the tree and the budget to what was grown.
-    void put(const Plan &plan, nb::handle tree, nb::handle budget) const {
+    void put(const Plan &plan, nb::handle tree, nb::handle budget) {
+        before = plan.before;
         const Attributes &name = attributes();
         budget.attr(name.floor) = plan.floor;
         budget.attr(name.expected) = plan.expected;
@@ -337,7 +338,7 @@ class Drafter {
         }
     }
 
-    nb::tuple grow(nb::handle tree, nb::handle tokens, nb::handle budget) {
+    nb::dict grow(nb::handle tree, nb::handle tokens, nb::handle budget) {
         Plan made = plan(tree, tokens, budget);
         {
             nb::gil_scoped_release released;
@@ -347,19 +348,20 @@ class Drafter {
         return spent();
     }
 
-    // Seconds of look-ups, by what they are counted to.
-    nb::tuple spent() const {
-        nb::list made;
-        for (const double seconds : hierarchy.spent) made.append(seconds);
-        return nb::tuple(made);
+    // What the look-ups took, by what they are counted to.
+    nb::dict spent() const {
+        nb::dict made;
+        for (std::size_t at = 0; at < sources.size(); ++at)
+            made[sources[at]] = work(hierarchy.spent[at]);
+        return made;
     }
 
     // Learn what the evidence for the last `fresh` tokens was worth; the tree was grown before them.
-    void learn(nb::handle tree, int first, nb::handle tokens, Py_ssize_t fresh) {
+    void learn(nb::handle tree, nb::handle tokens, Py_ssize_t fresh) {
         const Py_ssize_t size = static_cast<Py_ssize_t>(nb::len(tokens));
         std::vector<Token> said;
         for (Py_ssize_t at = size - fresh; at < size; ++at) said.push_back(nb::cast<Token>(tokens[at]));
-        settle(tree, first, said);
+        settle(tree, said);
         const Suffix suffix = suffix_of(tokens, size - fresh);
         nb::gil_scoped_release released;
         hierarchy.learn(suffix, static_cast<std::uint64_t>(size - fresh), said);
@@ -367,7 +369,9 @@ class Drafter {
     void forget() { hierarchy.forget(); }
 
     std::vector<nb::object> sources;  // before the hierarchy, whose tiers are numbered by it
+    nb::callable work;
     Hierarchy hierarchy;
+    int before = 0;  // rows of the tree that were there
 
   private:
     nb::handle credited(const Candidate &candidate) const {
@@ -375,9 +379,9 @@ class Drafter {
     }
 
     // Count the drafted nodes whose parents were visited, and whether they were accepted.
-    void settle(nb::handle tree, int first, const std::vector<Token> &said) {
+    void settle(nb::handle tree, const std::vector<Token> &said) {
         const nb::list children = tree.attr(attributes().children), origins = tree.attr(attributes().sources);
-        const int size = static_cast<int>(hierarchy.drafted.size());
+        const int size = static_cast<int>(hierarchy.drafted.size()), first = before + 1;
         int row = 0;
         for (const Token token : said) {
             const nb::dict drafted = children[row];
@@ -497,12 +501,12 @@ void bind_drafting(nb::module_ &module) {
         .def("__init__", &make_calibration, "weights"_a, "errors"_a, nb::kw_only(), "prior_observations"_a,
              "memory"_a, "unseen"_a, "least"_a, "trust_memory"_a, "ranges"_a);
     nb::class_<Drafter>(module, "Hierarchy")
-        .def(nb::init<nb::list, const Calibration &, double, double, int, double, std::uint64_t>(),
+        .def(nb::init<nb::list, const Calibration &, double, double, int, double, std::uint64_t,
+                      nb::callable>(),
              "tiers"_a, "calibration"_a, nb::kw_only(), "negligible"_a, "slight"_a, "luckiest"_a,
-             "temperature"_a, "seed"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+             "temperature"_a, "seed"_a, "work"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("grow", &Drafter::grow)
         .def("learn", &Drafter::learn)
-        .def("forget", &Drafter::forget)
-        .def_prop_ro("sources", [](const Drafter &self) { return self.sources; });
+        .def("forget", &Drafter::forget);
     module.def("grow_all", &grow_all);
 }

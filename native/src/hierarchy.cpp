@@ -114,18 +114,16 @@ void Hierarchy::expand(int asked, const Expanded &here, std::uint64_t position, 
 
 // Apply the rates to what was found, and keep what reaches the floor.
 void Hierarchy::select(double floor) {
-    // The likeliest first, of equal ones that which was found first; few of them are asked for.
-    const auto behind = [](const Ranked &a, const Ranked &b) {
-        return a.share != b.share ? a.share < b.share : a.at > b.at;
-    };
     ranked.resize(found.size());
     for (std::size_t at = 0; at < found.size(); ++at)
         ranked[at] = {found[at].share, static_cast<int>(at)};
-    std::make_heap(ranked.begin(), ranked.end(), behind);
+    // The likeliest first, of equal ones that which was found first.
+    std::sort(ranked.begin(), ranked.end(), [](const Ranked &a, const Ranked &b) {
+        return a.share != b.share ? a.share > b.share : a.at < b.at;
+    });
     std::size_t number = 0;
-    for (auto end = ranked.end(); end != ranked.begin(); --end) {
-        std::pop_heap(ranked.begin(), end, behind);
-        const Found &each = found[(end - 1)->at];
+    for (const Ranked &next : ranked) {
+        const Found &each = found[next.at];
         const Evidence &origin = evidence[each.origin];
         const auto &rates = dice.temperature ? origin.weights->noisy_rates : origin.weights->rates;
         const std::size_t rank = std::min(number, rates.size() - 1);
