@@ -405,7 +405,7 @@ def test_a_node_is_weighed_by_the_noise_of_its_own_position() -> None:
     calibration = Calibration()
     calibration.errors.values[:] = array("d", (3.0, 1.0, -5.0, 0.0))
     for weights in calibration.weights[STATISTICS]:
-        weights.values[:] = [0.999] * STRENGTHS
+        weights.values[:] = array("d", [0.999] * STRENGTHS)
     hierarchy = Hierarchy([Said(STATISTICS, followers)], calibration, DRAWN)
     tree, _ = grow(hierarchy, [1, 2, 3], nodes=4, depth=4, threshold=0.0)
     row, path = 0, []
