@@ -549,8 +549,8 @@ def test_what_is_often_said_is_counted_by_token(tmp_path: Path) -> None:
     assert often is not None and len(often.counts) == FREQUENT < len(wanted)
     for token, count in often.counts.items():
         assert count == pytest.approx(wanted[token], rel=0.05)
-    least = min(often.counts.values())
-    assert all(token in often.counts for token, count in wanted.items() if count > 1.25 * least)
+    # A token whose next tokens were all seen once is no key.
+    assert {token for token, _ in wanted.most_common(300)} <= set(often.counts)
     assert often.total == pytest.approx(120_000, rel=0.05)
 
 
