@@ -190,7 +190,9 @@ class Hierarchy:
         chain = self.chain(tiers, suffix)
         found, origin, left = self.interpolated(chain, 0.0)
         named = len(found)
-        for weights, followers in self.luckiest(tiers, position) if left >= NEGLIGIBLE else ():
+        # Where nothing is known, others may know more than luck does.
+        lucky = self.luckiest(tiers, position) if found and left >= NEGLIGIBLE else ()
+        for weights, followers in lucky:
             said = left * weights.values[followers.strength]
             scale = said / followers.total
             for token, count in followers.counts.items():
