@@ -145,7 +145,8 @@ Hierarchy::Law Hierarchy::law(int asked, const Suffix &suffix, std::uint64_t pos
     const Chain before = chain(asked, suffix);
     double left = interpolate(before, 0.0);
     const int lucky = static_cast<int>(found.size());
-    if (left >= limits.negligible) {
+    // Where nothing is known, others may know more than luck does.
+    if (lucky > 0 && left >= limits.negligible) {
         for (int tier = 0; tier < asked; ++tier) {
             const Followers often = luckiest(tier, position);
             if (!often.total) continue;
