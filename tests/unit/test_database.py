@@ -28,6 +28,7 @@ PINNED = {
     "0007-sources": "6d501b9c703d5850",
     "0008-speedups": "7bfa26fb0e2163e9",
     "0009-one-run": "c891a4b83aeafbca",
+    "0010-costs-of-cached-tokens": "9bbea1f33bfb75a4",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

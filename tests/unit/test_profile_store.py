@@ -190,8 +190,11 @@ def test_a_file_from_before_the_stacks_keeps_what_it_holds(
     path, key = tmp_path / "strata.db", ("f-target", "transformers", "cpu", "float32", 2)
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:5])
-        with Database(path) as db:
-            CostStore(db, *key).save({0: 0.5}, 0.0, 0.0, 1.0)
+        with Database(path) as db, db.write() as handle:
+            columns = "fingerprint, kind, device, dtype, threads, points, node, other, measured"
+            points = "(SELECT id FROM fingerprints), ?, ?, ?, ?, '{\"0\": 0.5}', 0, 0, 1"
+            handle["fingerprints"].insert({"name": key[0]})
+            handle.execute(f"INSERT INTO costs ({columns}) VALUES ({points})", key[1:])
     with Database(path) as db:
         kept = CostStore(db, *key).load()
         assert kept is not None and kept.points == {0: 0.5}
