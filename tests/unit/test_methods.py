@@ -343,3 +343,15 @@ def test_the_rule_of_the_drafting_is_the_rule_of_every_level() -> None:
         (stack,) = method.drafters(Databases(), toy_family(), Sampling(seed=5))
         assert isinstance(stack, Stack) and isinstance(stack.top.below, LevelDrafter)
         assert type(stack.top.rule) is type(stack.top.below.rule) is kind
+
+
+def test_the_databases_know_the_noise_where_it_decides() -> None:
+    hot, cold = Sampling(temperature=0.7, seed=5), Sampling(temperature=0.0)
+    for rule, sampling, known in (
+        ("match", hot, hot),
+        ("match", cold, None),
+        ("rejection", hot, None),
+    ):
+        method = method_named("hd", Drafting(rule=rule))
+        (drafter,) = method.drafters(Databases(), sampling=sampling)
+        assert isinstance(drafter, Hierarchy) and drafter.sampling == known
