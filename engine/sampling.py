@@ -49,7 +49,12 @@ def gumbel(seed: int, position: int, tokens: NDArray[np.int64] | Sequence[int]) 
     nearer than 1e-12 to a middle between two multiples, so every library's logarithm gives the same
     float32. `native/src/noise.hpp` is the same in C++.
     """
-    return noise_of(draws_of(seed, position, tokens))
+    if native.core is None:
+        return noise_of(draws_of(seed, position, tokens))
+    wanted = np.asarray(tokens, dtype=np.int64)
+    noise = np.empty(wanted.size, dtype=np.float32)
+    native.core.gumbel(seed, position, wanted, noise)
+    return noise
 
 
 def draws_of(
@@ -85,11 +90,6 @@ BLOCK, HEAD, DEPTHS = 64, 1024, (4.0, 12.0, np.inf)
 """How much is looked at first: for the k-th largest, for the strongest, for a nucleus."""
 MASS_ERROR = 4e-5
 """How much of a row's mass may be missing or too much when it was computed elsewhere."""
-
-
-def draw(seed: int, position: int, size: int) -> Floats:
-    """The noise of all tokens of a vocabulary, shape (size,)."""
-    return gumbel(seed, position, np.arange(size, dtype=np.int64))
 
 
 def warp(logits: Floats, sampling: Sampling) -> Floats:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine import native
-from engine.sampling import COLDEST, Floats, compiled, draw, warp
+from engine.sampling import COLDEST, Floats, compiled, gumbel, warp
 from engine.settings import Sampling
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def by_law(logits: Floats, sampling: Sampling, position: int) -> int:
     """The choice with nothing left out: the noise of all tokens, the largest sum."""
     if sampling.temperature < COLDEST:
         return int(logits.argmax())
-    return int((warp(logits, sampling) + draw(sampling.seed, position, logits.size)).argmax())
+    noise = gumbel(sampling.seed, position, np.arange(logits.size))
+    return int((warp(logits, sampling) + noise).argmax())
 
 
 def by_core(logits: Floats, sampling: Sampling, position: int) -> int | None:

@@ -457,7 +457,7 @@ def test_an_altered_answer_is_found_and_its_gap_measured(embedded: Any, temperat
     from bench.divergence import Divergence, divergences
     from engine.methods import METHODS
     from engine.models.load_transformers import alone
-    from engine.sampling import draw
+    from engine.sampling import gumbel
 
     sampling = Sampling(temperature, seed=3)
     prompts = questions(embedded)
@@ -478,7 +478,7 @@ def test_an_altered_answer_is_found_and_its_gap_measured(embedded: Any, temperat
     assert found["short"] == [Divergence(0, 4, None), parting]
     logits = alone(embedded, [*prompts[1], *plain[1][:at]])
     if temperature:
-        logits = logits + temperature * draw(3, len(prompts[1]) + at, logits.size)
+        logits = logits + temperature * gumbel(3, len(prompts[1]) + at, range(logits.size))
     assert parting.gap == pytest.approx(logits[plain[1][at]] - logits[altered[at]], abs=1e-3)
     assert parting.gap is not None and parting.gap > 0, "plain decoding chose the highest"
 
