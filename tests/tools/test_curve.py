@@ -6,20 +6,17 @@ from typing import Any
 
 import pytest
 
-from bench import quotes
 from bench.__main__ import main
-from bench.curve import compared, numbers, timed, ways_of
-from bench.quotes import OWN, QUOTED, Quoting, quoting
-from engine.backends.folded_attention import FOLDED, LIBRARY
 from engine.backends.toy import ToyBackend
-from engine.backends.transformers import TransformersBackend
 from engine.drafting.costs import CostCurve
 from engine.errors import SettingError
 
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]
 
 
-def fresh(embedded: Any) -> TransformersBackend:
+def fresh(embedded: Any) -> Any:
+    from engine.backends.transformers import TransformersBackend
+
     return TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
 
 
@@ -27,6 +24,10 @@ def fresh(embedded: Any) -> TransformersBackend:
 def test_every_case_is_timed_with_its_attention(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from bench.curve import timed, ways_of
+    from engine.backends.folded_attention import FOLDED, LIBRARY
+    from engine.backends.transformers import TransformersBackend
+
     backend = fresh(embedded)
     seen: list[tuple[str, int, int]] = []
     score = TransformersBackend.score
@@ -45,6 +46,8 @@ def test_every_case_is_timed_with_its_attention(
 
 
 def test_a_backend_with_one_attention_reads_its_text() -> None:
+    from bench.curve import timed, ways_of
+
     toy = ToyBackend()
     assert ways_of(toy) == ["toy"]
     times = timed(toy, 50, [0, 3], ["toy"], 2)
@@ -52,6 +55,8 @@ def test_a_backend_with_one_attention_reads_its_text() -> None:
 
 
 def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None:
+    from bench.curve import compared
+
     curve = CostCurve({0: 1.0, 7: 2.0}, 0.0, 0.0, 1e-3, 1e-4)
     found = {
         256: {("a", 0): 9.0, ("a", 7): 9.0, ("b", 0): 2.0, ("b", 7): 5.0},
@@ -70,6 +75,8 @@ def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None
 
 @pytest.mark.model
 def test_a_run_ends_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from engine.backends.folded_attention import FOLDED, LIBRARY
+
     assert main([*RUN, "--lengths", "60,300"]) == 0
     *table, line = capsys.readouterr().out.strip().splitlines()
     record = json.loads(line)
@@ -88,7 +95,7 @@ def test_a_run_ends_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_made_up_model_is_timed_and_quotes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench import curve
+    from bench import curve, quotes
     from bench.shape import Shape
 
     monkeypatch.setitem(curve.SHAPES, "tiny", Shape(256, 1024, 8, 4, 8))
@@ -107,6 +114,9 @@ def test_a_made_up_model_is_timed_and_quotes(
 
 
 def test_an_answer_quotes_its_prompt_and_the_rest_in_turn() -> None:
+    from bench import quotes
+    from bench.quotes import OWN, QUOTED, quoting
+
     text = list(range(9000))
     prompt, answer = quoting(text, 3 * (OWN + QUOTED) - 1, Random(3))
     first = prompt[0]
@@ -118,6 +128,9 @@ def test_an_answer_quotes_its_prompt_and_the_rest_in_turn() -> None:
 
 @pytest.mark.model
 def test_a_model_says_what_it_is_given(embedded: Any) -> None:
+    from bench import quotes
+    from bench.quotes import Quoting
+
     model = Quoting(embedded.model, embedded.tokenizer, embedded.info)
     prompt, answer = list(range(20, 60)), [9, 8, 7, 9, 8, 7, 9, 8, 7, 9, 8, 7]
     model.text = [*prompt, *answer]
@@ -127,6 +140,8 @@ def test_a_model_says_what_it_is_given(embedded: Any) -> None:
 
 
 def test_numbers_are_read_or_refused() -> None:
+    from bench.curve import numbers
+
     assert numbers("3,7", 0) == [3, 7]
     for wrong in ("", "a", "3,-1", "3;7"):
         with pytest.raises(SettingError, match="no list of numbers"):
