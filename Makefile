@@ -39,9 +39,11 @@ check: setup-dev
 	$(BIN)/mypy engine storage bench training app strata_chat
 	$(BIN)/mypy app.py
 
-# To be installed elsewhere: pipx install dist/*.whl, or uv tool install dist/*.whl.
+# To be installed elsewhere: pipx install dist/strata_chat-*.whl, then, for the compiled core,
+# pipx inject strata-chat dist/strata_native-*.whl. The core's wheel fits this kind of machine only.
 wheel: $(VENV)/.pip
-	$(PIP) wheel --quiet --no-deps --wheel-dir dist . ./native
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist ./native || echo "The compiled core was not built."
 
 setup: $(VENV)/.run
 setup-dev: $(VENV)/.dev

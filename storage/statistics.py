@@ -317,9 +317,7 @@ def read_all(path: Path, memory: Any, closed: Event) -> None:
                 lambda: closed.is_set() or time.monotonic() > late, STEPS
             )
             while not closed.is_set():
-                key, text = connection.execute(
-                    BATCH, (last, HEAD + FOLLOWERS * WIDE.size)
-                ).fetchone()
+                key, text = connection.execute(BATCH, (last, LONGEST_ENTRY)).fetchone()
                 if key is None:
                     memory.seal()
                     return

@@ -151,9 +151,9 @@ class CostCurve:
 
     `points` maps numbers of nodes to seconds of a forward behind CACHED tokens; `token` and `row`
     are what further ones add, see Growth. Times are those of a text of the length that was told
-    last: see `reach`. A size between two of them counts as the
-    larger one: kernels work in blocks of rows, and odd numbers of rows can cost more than the next
-    round one. Beyond the last one the curve goes on as it rose before.
+    last: see `reach`. A size between two of them counts as the larger one: kernels work in blocks
+    of rows, and odd numbers of rows can cost more than the next round one. Beyond the last one the
+    curve goes on as it rose before.
     """
 
     def __init__(
