@@ -54,7 +54,7 @@ SIZE = {"width": 1120, "height": 540}
 SCALE = 1.2
 FRAMES_PER_SECOND = 10
 SAME = "#2f9e6e"
-"""The green of a verdict in assets/style.css."""
+"""The green of a verdict in assets/styles/composer.css."""
 HOLD_MS = 4_000
 COLOURS = 96
 """So few make the file small, and no colour of the app is missing."""

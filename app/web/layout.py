@@ -15,6 +15,7 @@ from app.web.tabs import (
     chat,
     chat_view,
     compare,
+    composer,
     conversations,
     databases,
     diagnostics,
@@ -34,6 +35,17 @@ Shown = tuple[str, Sampling]
 """What names the model that a page shows, "" while there is none, and its makers' sampler."""
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
+
+STYLES = (
+    "base",
+    "chat",
+    "messages",
+    "composer",
+    "figures",
+    "tabs",
+    "small",
+)
+"""The style sheets, in the order in which they are read: a later one has the last word."""
 
 SWITCH_THEME = """() => {
   const dark = document.body.classList.toggle("dark");
@@ -98,8 +110,9 @@ def theme() -> gr.themes.Base:
 
 
 def css() -> str:
-    """The palette's rules, then the style sheet."""
-    return colors.variables() + (ASSETS / "style.css").read_text(encoding="utf-8")
+    """The palette's rules, then the style sheets."""
+    files = (ASSETS / "styles" / f"{name}.css" for name in STYLES)
+    return colors.variables() + "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def header(session: Session, notices: Sequence[str]) -> str:
@@ -150,7 +163,7 @@ def invitation(session: Session) -> str:
     """What the empty composer says."""
     name = session.current.info.name
     if session.models.there:
-        return chat.invitation(name)
+        return composer.invitation(name)
     if session.models.loading:
         return f"{name} is loading. Write now; it answers as soon as it is ready."
     return "No model is loaded"

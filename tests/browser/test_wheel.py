@@ -69,7 +69,7 @@ def test_it_holds_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     assert found == set(tracked.stdout.splitlines())
     for name in ("target/model.safetensors", "target.gguf", "small/tokenizer.json"):
         assert f"assets/models/tiny-chat/{name}" in found
-    assert {"assets/catalogue.json", "assets/style.css", "strata_chat/__init__.py"} <= found
+    assert {"assets/catalogue.json", "assets/styles/base.css", "strata_chat/__init__.py"} <= found
     assert any(re.fullmatch(r"assets/statistics/\w+\.statistics\.db", name) for name in found)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.service import draft_models
 from app.service.comparison import Proof, Verdict
-from app.web import colors, render
+from app.web import colors, layout, render
 from app.web.metrics_panel import milliseconds
 from engine.types import TARGET, TIERS
 from storage.conversations import Conversations, Piece
@@ -149,10 +149,12 @@ def test_draft_models_travel_with_the_tokens_they_drafted() -> None:
     assert value["sources"] == [evil, TARGET] and render.legend([TARGET])["names"] == {}
 
 
-def test_the_style_sheet_brings_no_tier_colour_of_its_own() -> None:
-    used = set(re.findall(r"#[0-9a-f]{6}", (ASSETS / "style.css").read_text().lower()))
+def test_the_style_sheets_bring_no_tier_colour_of_its_own() -> None:
+    sheets = {path.stem: path.read_text() for path in (ASSETS / "styles").glob("*.css")}
+    assert sorted(sheets) == sorted(layout.STYLES)
+    used = set(re.findall(r"#[0-9a-f]{6}", "".join(sheets.values()).lower()))
     assert not used & {look.colour for look in colors.INKS.values()}
-    assert "http" not in (ASSETS / "style.css").read_text()
+    assert "http" not in "".join(sheets.values())
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ from app.web.tabs.chat_view import (
     viewed,
     working,
 )
+from app.web.tabs.composer import composer
 from app.web.tabs.settings import Controls
+from app.web.tabs.welcome import welcome
 from app.web.token_view import token_view
 from app.web.verdicts import proof_line, waiting_line
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
@@ -36,12 +38,6 @@ from engine.errors import Busy, PromptError, StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
 
-EXAMPLES = (
-    "Tell me a short story about a boat and a storm.",
-    "Tell a story about two friends, then tell it once more, more slowly.",
-    "Write a list of ten things a curious child might find in a garden.",
-    "Describe the same evening twice: once by the sea, once in a city.",
-)
 QUEUE_SECONDS = 0.1
 """How often a page is told by the queue, where its stream does not come through."""
 OVERLAP = 12
@@ -51,19 +47,6 @@ LATEX: list[dict[str, str | bool]] = [
     {"left": r"\[", "right": r"\]", "display": True},
     {"left": r"\(", "right": r"\)", "display": False},
 ]
-
-
-def welcome() -> tuple[gr.Column, list[gr.Button]]:
-    """What stands where the first answer will be."""
-    with gr.Column(elem_classes="empty-state", elem_id="empty") as empty:
-        gr.HTML(
-            "<h2>Ask something, and watch where each word comes from.</h2>"
-            "<p>Three databases guess the next words. The model checks all guesses in one step "
-            "and keeps only what it would have said anyway.</p>"
-        )
-        with gr.Row(elem_classes="examples"):
-            examples = [gr.Button(text, size="sm") for text in EXAMPLES]
-    return empty, examples
 
 
 def markdown_view() -> gr.Chatbot:
@@ -82,31 +65,6 @@ def markdown_view() -> gr.Chatbot:
         container=False,
         layout="bubble",
     )
-
-
-def invitation(name: str) -> str:
-    """What an empty composer says."""
-    return f"Message {name}"
-
-
-def composer(name: str) -> tuple[gr.Textbox, gr.Button, gr.Button]:
-    """Where messages are written, with Send and, while an answer grows, Stop."""
-    with gr.Row(elem_classes="composer"):
-        box = gr.Textbox(
-            show_label=False,
-            container=False,
-            lines=1,
-            max_lines=8,
-            scale=8,
-            placeholder=invitation(name),
-            elem_id="box",
-            autofocus=True,
-        )
-        send = gr.Button("Send", variant="primary", scale=1, min_width=88, elem_id="send")
-        stop = gr.Button(
-            "Stop", variant="stop", scale=1, min_width=88, visible=False, elem_id="stop"
-        )
-    return box, send, stop
 
 
 def build(session: Session) -> Parts:
