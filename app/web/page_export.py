@@ -1,0 +1,102 @@
+"""A conversation as a page of its own that needs nothing else: text, the colours of its tokens, and
+what they mean. It has no script, so that it can be sent to anyone and opened anywhere.
+
+Every text is escaped, and the page forbids itself to load or run anything.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from itertools import groupby
+
+from app.service.markdown_export import SPEAKERS
+from app.web.colors import INKS, Ink, ink, others
+from storage.conversations import Conversation, Piece, StoredMessage
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+STYLE = """
+:root { color-scheme: light dark; --text: #1f2937; --quiet: #5b667c; --page: #fcfcfd;
+  --said: #f0f2f5; --line: #d9dee7; --wash: 15%; }
+@media (prefers-color-scheme: dark) { :root { --text: #e5e9f0; --quiet: #a0abc0; --page: #101319;
+  --said: #1b202a; --line: #323947; --wash: 22%; } }
+body { margin: 0 auto; max-width: 46rem; padding: 2.5rem 1.25rem; background: var(--page);
+  color: var(--text); font: 15px/1.7 system-ui, -apple-system, "Segoe UI", sans-serif; }
+h1 { font-size: 1.35rem; line-height: 1.3; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+p.about, h2, ul { color: var(--quiet); font-size: .8rem; font-weight: 500; margin: 0; }
+ul { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; list-style: none; padding: .8rem 0 0; }
+h2 { margin: 1.6rem 0 .25rem; }
+div { white-space: pre-wrap; overflow-wrap: anywhere; }
+div.user, div.system { background: var(--said); border-radius: 10px; padding: .5rem .9rem; }
+span[class] { text-decoration: underline var(--k) 2px; text-underline-offset: 4px;
+  text-decoration-skip-ink: none; background: color-mix(in srgb, var(--k) var(--wash), transparent);
+  border-radius: 2px; }
+"""
+
+
+def page(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
+    """The page."""
+    pieces = [piece for message in messages for piece in message.pieces or ()]
+    names = {source: f"s{n}" for n, source in enumerate(sources(pieces))}
+    title, when = escape(conversation.title), datetime.fromtimestamp(conversation.created, UTC)
+    said = [section("system", escape(conversation.system_prompt))] if (
+        conversation.system_prompt.strip()
+    ) else []  # fmt: skip
+    said += [section(m.role, contents(m, names)) for m in messages]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}{rules(names)}</style></head><body>\n"
+        f'<h1>{title}</h1><p class="about">{when:%Y-%m-%d}, written with Strata. '
+        "A colour says what guessed a word before the model chose it.</p>"
+        f"{legend(pieces, names)}\n{''.join(said)}</body></html>\n"
+    )
+
+
+def sources(pieces: Iterable[Piece]) -> list[str]:
+    """The sources that guessed something: tiers first, then draft models."""
+    found = {piece.source for piece in pieces}
+    coloured = [*(name for name in INKS if name in found), *others(found)]
+    return [source for source in coloured if ink(source).underline]
+
+
+def rules(names: dict[str, str]) -> str:
+    """How each source looks."""
+    looks = {name: ink(source) for source, name in names.items()}
+    return "".join(
+        f".{name}{{--k:{look.colour};text-decoration-style:{look.underline}}}\n"
+        for name, look in looks.items()
+    )
+
+
+def legend(pieces: Sequence[Piece], names: dict[str, str]) -> str:
+    """What the colours mean, and which share of the tokens has each."""
+    if not names:
+        return ""
+    counts, every = Counter(piece.source for piece in pieces), len(pieces)
+    own = every - sum(counts[source] for source in names)
+    items = [entry(ink(source), counts[source] / every, name) for source, name in names.items()]
+    items.append(entry(INKS["target"], own / every))
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def entry(look: Ink, share: float, name: str = "") -> str:
+    """One source of the legend."""
+    coloured = f' class="{name}"' if name else ""
+    return f"<li><span{coloured}>{escape(look.title)}</span> {share:.0%}</li>"
+
+
+def section(role: str, content: str) -> str:
+    """A message under the name of who said it; `content` is markup already."""
+    kind = role if role in SPEAKERS else "user"
+    return f'<h2>{SPEAKERS[kind]}</h2><div class="{kind}">{content}</div>\n'
+
+
+def contents(message: StoredMessage, names: dict[str, str]) -> str:
+    """The text of a message, with the colours of its tokens where they are known."""
+    if not message.pieces:
+        return escape(message.content)
+    runs = groupby(message.pieces, key=lambda piece: names.get(piece.source, ""))
+    texts = ((name, escape("".join(piece.text for piece in run))) for name, run in runs)
+    return "".join(f'<span class="{name}">{text}</span>' if name else text for name, text in texts)
