@@ -65,7 +65,7 @@ def rules(names: dict[str, str]) -> str:
     """How each source looks."""
     looks = {name: ink(source) for source, name in names.items()}
     return "".join(
-        f".{name}{{--k:{look.colour};text-decoration-style:{look.underline}}}\n"
+        f"span.{name}{{--k:{look.colour};text-decoration-style:{look.underline}}}\n"
         for name, look in looks.items()
     )
 

@@ -60,7 +60,7 @@ def test_every_word_is_there_and_those_that_were_guessed_have_their_colour(db: D
     found = read(page)
     assert found.blocks == ["Count & stop", "One <two>"]
     assert found.sources == [("s0", "This chat"), ("", "The model itself"), ("s0", "<two>")]
-    assert f".s0{{--k:{INKS[CONTEXT].colour};" in page and page.count("50%") == 2
+    assert f"span.s0{{--k:{INKS[CONTEXT].colour};" in page and page.count("50%") == 2
 
 
 def test_without_guesses_there_is_no_legend(db: Database) -> None:
