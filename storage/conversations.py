@@ -3,6 +3,9 @@
 Every query names the owner, so another's conversation behaves in every way as one that does not
 exist. A row that is damaged is shown as far as it can be, so that it can be deleted and never hides
 the others: a file may have been edited, or have come from a disk that fails.
+
+The messages of a conversation are a tree, of which one path is shown (storage/tree.py). Nothing
+that is said, said anew or answered anew takes anything away.
 """
 
 import re
@@ -16,13 +19,15 @@ import sqlite_utils
 
 from engine.errors import StorageError
 from engine.types import TARGET, Token
-from storage import exports, steps
+from storage import deletions, exports, steps
 from storage.columns import as_seconds, as_text, clean, from_json, to_json
 from storage.database import Database
 from storage.exports import MAX_TITLE, ROLES, Export
+from storage.tree import Tree
 
 PIECE_TYPES = tuple((str, str, int, int, int, number) for number in (float, int))
 LARGEST = 2**31
+BRANCH = " (branch)"
 
 
 class Piece(NamedTuple):
@@ -60,9 +65,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message; positions grow within a conversation, from 0.
+    """One message; positions grow within a conversation, in the order in which messages are made.
 
-    An answer's `pieces` are those of its run. One that was imported has pieces of its own.
+    It follows `parent`, None for a first one; `versions` are the ids of all messages that follow
+    the same one, in the order in which they were made, itself included. An answer's `pieces` are
+    those of its run. One that was imported has pieces of its own.
     """
 
     id: str
@@ -73,6 +80,8 @@ class StoredMessage:
     run_id: str | None
     created: float
     pieces: tuple[Piece, ...] | None
+    parent: str | None = None
+    versions: tuple[str, ...] = ()
 
 
 class Conversations:
@@ -138,31 +147,107 @@ class Conversations:
         """Replace a conversation's settings, which JSON must be able to hold."""
         self._update(id, "settings", to_json(dict(settings)))
 
-    def delete(self, id: str) -> None:
-        """Delete a conversation with its messages, its token logs and its runs."""
+    def delete(self, id: str) -> str:
+        """Delete a conversation with its messages, its token logs and its runs; what `undo` takes
+        to bring it back."""
+        trash = deletions.nobody(self._db)
         with self._db.write() as handle:
             self._touch(handle, id)
-            handle.execute("DELETE FROM conversations WHERE id = ?", [id])
+            return deletions.hide(handle, trash, self._owner, id)
 
-    def messages(self, id: str, pieces: bool = True) -> Sequence[StoredMessage]:
-        """A conversation's messages in order; without pieces where only their texts are wanted."""
+    def delete_message(self, id: str, message_id: str) -> str:
+        """Delete a message with all that follows it, in whatever version; what `undo` takes."""
+        trash = deletions.nobody(self._db)
+        with self._db.write() as handle:
+            self._touch(handle, id)
+            under = self._tree(id, message_id).under(message_id)
+            return deletions.hide(handle, trash, self._owner, id, under)
+
+    def undo(self, token: str) -> str:
+        """Bring back what was deleted; the id of its conversation. Raises `StorageError` once that
+        cannot be done, and where it belongs below something that is deleted itself."""
+        trash = deletions.nobody(self._db)
+        with self._db.write() as handle:
+            id, place = deletions.find(self._db, self._owner, token)
+            if id != place:
+                self.get(id)
+                query = (
+                    "SELECT 1 FROM messages AS top JOIN messages AS up ON up.id = top.parent "
+                    "WHERE top.conversation = ? AND up.conversation NOT IN (?, ?)"
+                )
+                if self._db.execute_read(query, [place, place, id]):
+                    raise StorageError(
+                        "What this message follows is deleted as well. Bring that back first."
+                    )
+            deletions.restore(handle, trash, self._owner, id, place)
+            self._touch(handle, id)
+        return id
+
+    def revision(self, id: str) -> int:
+        """A number that grows with every change of a conversation."""
+        query = "SELECT revision FROM conversations WHERE id = ? AND owner = ?"
+        rows = self._db.execute_read(query, [id, self._owner])
+        if not rows:
+            raise _missing(id)
+        return int(rows[0][0])
+
+    def messages(
+        self, id: str, pieces: bool = True, to: str | None = None
+    ) -> Sequence[StoredMessage]:
+        """A conversation's messages as they are shown, in order; without pieces where only their
+        texts are wanted. Given a message, those that lead to it."""
         with self._db.read():
             self.get(id)
-            rows = self._db.execute_read(
-                "SELECT id, conversation, position, role, content, run, created, "
-                "CASE WHEN ? THEN pieces END "
-                "FROM messages WHERE conversation = ? ORDER BY position",
-                [pieces, id],
-            )
-            emitted = steps.tokens(self._db, id) if pieces else {}
-        return [_message(row, emitted) for row in rows]
+            tree = self._tree(id, to)
+            path = tree.path() if to is None else tree.above(to)
+            return self._read(tree, path, pieces)
 
     def last(self, id: str) -> str | None:
-        """The id of a conversation's last message."""
+        """The id of the last message that is shown."""
         self.get(id)
-        query = "SELECT id FROM messages WHERE conversation = ? ORDER BY position DESC LIMIT 1"
-        rows = self._db.execute_read(query, [id])
-        return str(rows[0][0]) if rows else None
+        path = self._tree(id).path()
+        return path[-1] if path else None
+
+    def has(self, id: str, message_id: str) -> bool:
+        """Whether a message is in a conversation, shown or not."""
+        query = "SELECT 1 FROM messages WHERE id = ? AND conversation = ?"
+        self.get(id)
+        return bool(self._db.execute_read(query, [message_id, id]))
+
+    def following(self, id: str, message_id: str | None) -> Sequence[str]:
+        """The messages that follow a message, versions of each other; None: the first ones."""
+        self.get(id)
+        return self._tree(id, message_id).below.get(message_id, [])
+
+    def show(self, id: str, message_id: str) -> None:
+        """Show the path through a message; below it goes on what was shown there last."""
+        with self._db.write() as handle:
+            revision = self._touch(handle, id)
+            above = self._tree(id, message_id).above(message_id)
+            query = "UPDATE messages SET chosen = ? WHERE id = ?"
+            handle.conn.executemany(query, [(revision, each) for each in above])
+
+    def copy(self, id: str, message_id: str) -> str:
+        """A new conversation with the messages that lead to this one; its id.
+
+        They share their runs, which are not counted twice.
+        """
+        with self._db.write() as handle:
+            old, messages = self.get(id), self.messages(id, False, message_id)
+            title = f"{old.title[: MAX_TITLE - len(BRANCH)]}{BRANCH}"
+            made = self.create(title).id
+            self.set_system_prompt(made, old.system_prompt)
+            self.set_settings(made, old.settings)
+            ids = {message.id: secrets.token_urlsafe(12) for message in messages}
+            handle.conn.executemany(
+                "INSERT INTO messages "
+                "(id, conversation, position, role, content, run, created, pieces, parent) "
+                "SELECT ?, ?, position, role, content, run, created, pieces, ? "
+                "FROM messages WHERE id = ?",
+                [(ids[m.id], made, ids.get(m.parent or ""), m.id) for m in messages],
+            )
+            self._touch(handle, made)
+        return made
 
     def append(
         self,
@@ -172,19 +257,29 @@ class Conversations:
         run_id: str | None = None,
         pieces: Iterable[Sequence[Any]] | None = None,
         after: str | None = None,
+        shown: bool = True,
     ) -> StoredMessage:
-        """Add a message at the end; given the message that it is to follow, only behind that."""
+        """Add a message behind the last one, or as another version behind the one given.
+
+        One that is not `shown` leaves the path as it is, as long as another version is there.
+        """
         if role not in ROLES:
             raise StorageError(f"A message cannot be by {role!r}. Use one of: {', '.join(ROLES)}.")
         with self._db.write() as handle:
-            self._touch(handle, id)
+            revision = self._touch(handle, id)
             self._check_run(run_id)
-            if after is not None and self.last(id) != after:
-                raise StorageError(
-                    "The answer is not kept: the conversation went on without it. Ask again."
-                )
-            place = (id, self._end(id))
-            return _insert_message(handle, place, role, content, run_id, time.time(), pieces)
+            tree = self._tree(id, after)
+            parent = after or next(reversed(tree.path()), None)
+            return self._insert_message(
+                handle, id, revision, parent, role, content, run_id, pieces, shown
+            )
+
+    def beside(self, id: str, message_id: str, role: str, content: str) -> StoredMessage:
+        """Add another version of a message, and show it."""
+        with self._db.write() as handle:
+            revision = self._touch(handle, id)
+            parent = self._tree(id, message_id).parents[message_id]
+            return self._insert_message(handle, id, revision, parent, role, content)
 
     def extend(self, message_id: str, text: str) -> None:
         """Add text to the end of a message."""
@@ -193,17 +288,12 @@ class Conversations:
             query = "UPDATE messages SET content = content || ? WHERE id = ?"
             handle.execute(query, [clean(text), message_id])
 
-    def truncate(self, id: str, from_position: int) -> int:
-        """Delete the message at a position and all after it; the number deleted."""
-        with self._db.write() as handle:
-            self._touch(handle, id)
-            query = "DELETE FROM messages WHERE conversation = ? AND position >= ?"
-            return handle.execute(query, [id, from_position]).rowcount
-
     def export(self, id: str) -> dict[str, Any]:
         """The conversation as JSON values, for `import_`; it names no owner, run or token log."""
         with self._db.read():
-            conversation, messages = self.get(id), self.messages(id)
+            conversation, tree = self.get(id), self._tree(id)
+            messages = self._read(tree, list(tree.parents), True)
+        numbers = {message.id: number for number, message in enumerate(messages)}
         return {
             "format": exports.FORMAT,
             "version": exports.VERSION,
@@ -217,6 +307,8 @@ class Conversations:
                     "content": message.content,
                     "created": message.created,
                     "pieces": None if message.pieces is None else [*map(list, message.pieces)],
+                    "parent": numbers.get(message.parent or ""),
+                    "chosen": int(min(max(0, tree.chosen[message.id]), LARGEST - 1)),
                 }
                 for message in messages
             ],
@@ -228,19 +320,18 @@ class Conversations:
         One transaction. What takes long is done before it, as no one else can write meanwhile.
         """
         made = [(secrets.token_urlsafe(12), export) for export in found]
-        messages = [
-            (secrets.token_urlsafe(12), id, position, role, clean(content), created, pieces)
-            for id, export in made
-            for position, (role, content, created, rows) in enumerate(export.messages)
-            for pieces in [_pieces_json(rows)]
-        ]
+        messages = [row for id, export in made for row in _rows(id, export)]
         with self._db.write() as handle:
             for id, export in reversed(made):
-                title, system_prompt, settings, created, _ = export
+                title, system_prompt, settings, created, said = export
                 self._insert(handle, title, system_prompt, settings, created, id)
+                newest = max((message.chosen for message in said), default=0)
+                query = "UPDATE conversations SET revision = ? WHERE id = ?"
+                handle.execute(query, [max(len(said), newest), id])
             handle.conn.executemany(
-                "INSERT INTO messages (id, conversation, position, role, content, created, pieces) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO messages "
+                "(id, conversation, position, role, content, created, pieces, parent, chosen) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 messages,
             )
         return [id for id, _ in made]
@@ -267,15 +358,76 @@ class Conversations:
             self._touch(handle, id)
             handle.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", [value, id])
 
-    def _touch(self, handle: sqlite_utils.Database, id: str) -> None:
-        """Mark a conversation as changed; the check that it is this owner's."""
-        query = "UPDATE conversations SET updated = ? WHERE id = ? AND owner = ?"
-        if not handle.execute(query, [time.time(), id, self._owner]).rowcount:
+    def _touch(self, handle: sqlite_utils.Database, id: str) -> int:
+        """Mark a conversation as changed; the check that it is this owner's. Its new revision,
+        which is beyond all its messages."""
+        rows = handle.execute(
+            "UPDATE conversations SET updated = ?, revision = 1 + max(CAST(revision AS INTEGER), "
+            "(SELECT CAST(coalesce(max(position), 0) AS INTEGER) FROM messages "
+            "WHERE conversation = conversations.id)) WHERE id = ? AND owner = ? RETURNING revision",
+            [time.time(), id, self._owner],
+        ).fetchall()
+        if not rows:
             raise _missing(id)
+        return int(rows[0][0])
 
-    def _end(self, id: str) -> int:
-        query = "SELECT coalesce(max(position) + 1, 0) FROM messages WHERE conversation = ?"
-        return int(self._db.execute_read(query, [id])[0][0])
+    def _tree(self, id: str, member: str | None = None) -> Tree:
+        """The tree of a conversation; raises `StorageError` where the member is none of it."""
+        tree = Tree(
+            self._db.execute_read(
+                "SELECT id, parent, chosen FROM messages WHERE conversation = ? ORDER BY position",
+                [id],
+            )
+        )
+        if member is not None and member not in tree:
+            raise _no_message(member)
+        return tree
+
+    def _read(self, tree: Tree, ids: Sequence[str], pieces: bool) -> Sequence[StoredMessage]:
+        """These messages of a tree, in this order."""
+        wanted = to_json(list(ids))
+        rows = self._db.execute_read(
+            "SELECT id, conversation, position, role, content, run, created, "
+            "CASE WHEN ? THEN pieces END "
+            "FROM messages WHERE id IN (SELECT value FROM json_each(?))",
+            [pieces, wanted],
+        )
+        emitted = steps.tokens(self._db, wanted) if pieces else {}
+        found = {row[0]: _message(row, emitted, tree) for row in rows}
+        return [found[id] for id in ids]
+
+    def _insert_message(
+        self,
+        handle: sqlite_utils.Database,
+        id: str,
+        revision: int,
+        parent: str | None,
+        role: str,
+        content: str,
+        run_id: str | None = None,
+        pieces: Iterable[Sequence[Any]] | None = None,
+        shown: bool = True,
+    ) -> StoredMessage:
+        """Store a message of a conversation that was checked to be the owner's, and touched."""
+        message_id = secrets.token_urlsafe(12)
+        handle.execute(
+            "INSERT INTO messages "
+            "(id, conversation, position, role, content, run, created, pieces, parent, chosen) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                message_id,
+                id,
+                revision,
+                role,
+                clean(content),
+                run_id,
+                time.time(),
+                _pieces_json(pieces),
+                parent,
+                revision if shown else 0,
+            ],
+        )
+        return self._read(self._tree(id), [message_id], True)[0]
 
     def _conversation_of(self, message_id: str) -> str:
         rows = self._db.execute_read(
@@ -284,7 +436,7 @@ class Conversations:
             [message_id, self._owner],
         )
         if not rows:
-            raise StorageError(f"There is no message {message_id!r}. It may be deleted.")
+            raise _no_message(message_id)
         return str(rows[0][0])
 
     def _check_run(self, run_id: str | None) -> None:
@@ -293,24 +445,23 @@ class Conversations:
             raise StorageError(f"There is no run {run_id!r}. Save the run before its message.")
 
 
-def _insert_message(
-    handle: sqlite_utils.Database,
-    place: tuple[str, int],
-    role: str,
-    content: str,
-    run_id: str | None,
-    created: float,
-    pieces: Iterable[Sequence[Any]] | None,
-) -> StoredMessage:
-    """Store a message at a (conversation, position) that was checked to be the owner's."""
-    id, rows = secrets.token_urlsafe(12), _pieces_json(pieces)
-    handle.execute(
-        "INSERT INTO messages (id, conversation, position, role, content, run, created, pieces) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [id, *place, role, clean(content), run_id, created, rows],
-    )
-    stored = _stored_pieces(rows)
-    return StoredMessage(id, *place, role, clean(content), run_id, created, stored)
+def _rows(id: str, export: Export) -> list[tuple[Any, ...]]:
+    """The rows of an imported conversation's messages."""
+    ids = [secrets.token_urlsafe(12) for _ in export.messages]
+    return [
+        (
+            ids[position],
+            id,
+            position,
+            message.role,
+            clean(message.content),
+            message.created,
+            _pieces_json(message.pieces),
+            None if message.parent is None else ids[message.parent],
+            message.chosen,
+        )
+        for position, message in enumerate(export.messages)
+    ]
 
 
 def _conversation(row: tuple[Any, ...]) -> Conversation:
@@ -329,7 +480,7 @@ def _conversation(row: tuple[Any, ...]) -> Conversation:
 
 
 def _message(
-    row: tuple[Any, ...], emitted: Mapping[str, list[tuple[int, object]]]
+    row: tuple[Any, ...], emitted: Mapping[str, list[tuple[int, object]]], tree: Tree
 ) -> StoredMessage:
     id, conversation, position, role, content, run_id, created, pieces = row
     own = pieces is not None or run_id not in emitted
@@ -342,6 +493,8 @@ def _message(
         run_id,
         as_seconds(created),
         _stored_pieces(pieces) if own else _emitted_pieces(emitted[run_id]),
+        tree.parents[id],
+        tree.versions(id),
     )
 
 
@@ -376,6 +529,10 @@ def _is_piece(row: Any) -> bool:
 
 def _missing(id: str) -> StorageError:
     return StorageError(f"There is no conversation {id!r}. It may be deleted: pick another.")
+
+
+def _no_message(id: str) -> StorageError:
+    return StorageError(f"There is no message {id!r}. It may be deleted.")
 
 
 def _title(title: str) -> str:

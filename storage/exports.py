@@ -7,12 +7,13 @@ known: Strata's own, an entry of a ChatGPT export, a chat of Open WebUI, and pla
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from engine.errors import StorageError
 
-FORMAT, VERSION = "strata-conversation", 1
+FORMAT, VERSION = "strata-conversation", 2
+"""Files of version 1 are read as well: their messages follow each other."""
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 10_000
 MAX_PIECES = 262_144
@@ -29,12 +30,18 @@ T = TypeVar("T")
 
 
 class ExportedMessage(NamedTuple):
-    """A message; a piece is [text, source, match_length, step, position, probability]."""
+    """A message; a piece is [text, source, match_length, step, position, probability].
+
+    It follows the message with the number `parent`, which comes before it; None: it is a first one.
+    Of those that follow the same one, that with the largest `chosen` is shown.
+    """
 
     role: str
     content: str
     created: float
     pieces: list[list[Any]] | None
+    parent: int | None = None
+    chosen: int = 0
 
 
 class Export(NamedTuple):
@@ -98,20 +105,41 @@ def is_plain(data: object) -> bool:
 
 
 def _read_ours(entry: dict[str, Any]) -> Export:
-    if entry.get("format") != FORMAT or entry.get("version") != VERSION:
-        given = f"{entry.get('format')!r} {entry.get('version')!r}"[:80]
-        raise _refusal(f"its format is {given}, and this program reads {FORMAT!r} {VERSION}")
+    version = entry.get("version")
+    if entry.get("format") != FORMAT or type(version) is not int or not 1 <= version <= VERSION:
+        given = f"{entry.get('format')!r} {version!r}"[:80]
+        raise _refusal(f"its format is {given}, and this program reads {FORMAT!r} 1 to {VERSION}")
     messages = _typed(entry.get("messages"), list, "messages")
     title = _typed(entry.get("title"), str, "title").strip()
     if not 0 < len(title) <= MAX_TITLE:
         raise _refusal(f"its title has {len(title):,} characters, not 1 to {MAX_TITLE}")
+    found = [_read_message(item, f"message {n}") for n, item in enumerate(messages, 1)]
     return Export(
         title=title,
         system_prompt=_typed(entry.get("system_prompt", ""), str, "system_prompt"),
         settings=_read_settings(entry.get("settings", {})),
         created=_time(entry.get("created"), "created"),
-        messages=[_read_message(item, f"message {n}") for n, item in enumerate(messages, 1)],
+        messages=_in_a_row(found) if version == 1 else _as_placed(found, messages),
     )
+
+
+def _in_a_row(messages: list[ExportedMessage]) -> list[ExportedMessage]:
+    """Each message follows the one before it."""
+    return [each._replace(parent=n - 1 if n else None) for n, each in enumerate(messages)]
+
+
+def _as_placed(messages: list[ExportedMessage], items: list[Any]) -> list[ExportedMessage]:
+    """Each message follows the one that the file says."""
+    found = []
+    for number, (message, item) in enumerate(zip(messages, items, strict=True)):
+        parent, name = item.get("parent"), f"message {number + 1}"
+        if parent is not None and not 0 <= _typed(parent, int, f"the parent of {name}") < number:
+            raise _refusal(f"the parent of {name} is not one of the messages before it")
+        chosen = _typed(item.get("chosen", 0), int, f"the choice of {name}")
+        if not 0 <= chosen < 2**31:
+            raise _refusal(f"the choice of {name} is out of range")
+        found.append(message._replace(parent=parent, chosen=chosen))
+    return found
 
 
 def _read_settings(value: object) -> dict[str, Any]:
@@ -171,51 +199,81 @@ def _read_piece(row: object, name: str) -> list[Any]:
 
 
 def _read_chatgpt(entry: dict[str, Any]) -> Export:
-    """The branch that was shown last."""
+    """All branches; that which was shown last is shown."""
     mapping = _typed(entry["mapping"], dict, "mapping")
     node = entry.get("current_node") or next(reversed(mapping), None)
-    found = (_read_chatgpt_message(holder.get("message")) for holder in _branch(mapping, node))
-    return _foreign(
-        entry.get("title"), entry.get("create_time"), [m for m in found if m is not None]
-    )
+    found = _tree(mapping, node, "parent", _read_chatgpt_message)
+    return _foreign(entry.get("title"), entry.get("create_time"), found)
 
 
-def _read_chatgpt_message(message: object) -> ExportedMessage | None:
+def _read_chatgpt_message(holder: dict[str, Any]) -> ExportedMessage | None:
     """A text by the user or the assistant; None for tool calls, images and empty system notes."""
+    message = holder.get("message")
     role = _inside(_inside(message, "author"), "role")
     parts = _inside(_inside(message, "content"), "parts")
     if role not in ("user", "assistant") or not isinstance(parts, list):
         return None
     text = "".join(part for part in parts if isinstance(part, str))
-    created = _time(_inside(message, "create_time"), "create_time")
-    return ExportedMessage(role, text, created, None) if text.strip() else None
+    return ExportedMessage(role, text, _time(_inside(message, "create_time"), "create_time"), None)
 
 
 def _read_open_webui(entry: dict[str, Any]) -> Export:
-    """The branch that was shown last, else the list of messages beside it."""
+    """All branches, else the list of messages beside them."""
     chat = _typed(entry.get("chat", entry), dict, "chat")
     history = chat.get("history") or {}
     tree, node = _inside(history, "messages"), _inside(history, "currentId")
     if isinstance(tree, dict) and node in tree:
-        items: list[Any] = _branch(tree, node, "parentId")
+        found = _tree(tree, node, "parentId", lambda item: _read_plain_message(item, "a message"))
     else:
         items = _typed(chat.get("messages"), list, "messages")
+        found = _in_a_row([_read_plain_message(m, f"message {n}") for n, m in enumerate(items, 1)])
     system = _inside(chat.get("params"), "system")
     return _foreign(
         entry.get("title") or chat.get("title"),
         entry.get("created_at"),
-        [_read_plain_message(item, f"message {n}") for n, item in enumerate(items, 1)],
+        found,
         system if isinstance(system, str) else "",
     )
 
 
-def _branch(tree: dict[str, Any], node: object, parent: str = "parent") -> list[dict[str, Any]]:
-    """The nodes of a tree from its root to a node."""
-    path: dict[str, dict[str, Any]] = {}
-    while isinstance(node, str) and node in tree and node not in path:  # it may run in circles
-        path[node] = _typed(tree[node], dict, "an entry of the tree of messages")
-        node = path[node].get(parent)
-    return list(path.values())[::-1]
+def _tree(
+    nodes: dict[str, Any],
+    shown: object,
+    parent: str,
+    read: Callable[[dict[str, Any]], ExportedMessage | None],
+) -> list[ExportedMessage]:
+    """The messages of a tree, those before that others follow; the path to `shown` is chosen.
+
+    What is no message is passed over, and what follows it follows the one before it. So is what
+    cannot be read, unless it is on the path.
+    """
+    path = set(_branch(nodes, shown, parent, ()))
+    nodes = {id: node for id, node in nodes.items() if isinstance(node, dict)}
+    numbers: dict[str, int | None] = {}
+    found: list[ExportedMessage] = []
+    for last in nodes:
+        for id in _branch(nodes, last, parent, numbers):
+            above = numbers.get(str(nodes[id].get(parent)))
+            try:
+                message = read(nodes[id])
+            except StorageError:
+                if id in path:
+                    raise
+                message = None
+            numbers[id] = above
+            if message is not None:
+                numbers[id] = len(found)
+                found.append(message._replace(parent=above, chosen=int(id in path)))
+    return found
+
+
+def _branch(nodes: dict[str, Any], node: object, parent: str, known: Container[str]) -> list[str]:
+    """The ids on the way to a node, from the root or from what is known."""
+    path: dict[str, None] = {}
+    while isinstance(node, str) and node in nodes and node not in known and node not in path:
+        path[node] = None  # it may run in circles
+        node = _typed(nodes[node], dict, "an entry of the tree of messages").get(parent)
+    return [*path][::-1]
 
 
 def _read_plain(data: dict[str, Any] | list[Any]) -> Export:
@@ -226,7 +284,7 @@ def _read_plain(data: dict[str, Any] | list[Any]) -> Export:
     system = ""
     if messages and messages[0].role == "system":
         system = messages.pop(0).content
-    return _foreign(entry.get("title"), None, messages, system)
+    return _foreign(entry.get("title"), None, _in_a_row(messages), system)
 
 
 def _read_plain_message(item: object, name: str) -> ExportedMessage:
@@ -243,7 +301,7 @@ def _foreign(
     title: object, created: object, messages: list[ExportedMessage], system: str = ""
 ) -> Export:
     """A conversation of another program: without settings, its title and time as far as usable."""
-    messages = [message for message in messages if message.content.strip()]
+    messages = _with_text(messages)
     if not messages:
         raise _refusal("it has no messages with text")
     usable = isinstance(created, int | float) and 0 <= created < LATEST
@@ -254,6 +312,19 @@ def _foreign(
         created=_time(created if usable else None, "its time"),
         messages=messages,
     )
+
+
+def _with_text(messages: list[ExportedMessage]) -> list[ExportedMessage]:
+    """The messages that say something; what follows another one follows the one before it."""
+    numbers: list[int | None] = []
+    found: list[ExportedMessage] = []
+    for message in messages:
+        above = None if message.parent is None else numbers[message.parent]
+        says = bool(message.content.strip())
+        numbers.append(len(found) if says else above)
+        if says:
+            found.append(message._replace(parent=above))
+    return found
 
 
 def _inside(value: object, name: str) -> Any:

@@ -9,6 +9,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
+from storage import deletions
 from storage.database import Database
 
 STATISTICS, UPLOADS = "statistics", "uploads"
@@ -18,14 +19,19 @@ UPLOAD_SECONDS = 3600.0
 
 
 def clean(database: Database, folder: Path) -> None:
-    """Delete answers without a word, builds that broke off, uploads that nobody read."""
+    """Really delete what was deleted; delete answers without a word, builds that broke off,
+    uploads that nobody read."""
+    deletions.purge(database, seconds=0.0)
     with database.write() as handle:
         # A message is stored with its first words, and with its run when it is complete: one with
-        # neither was left by a program that was killed.
+        # neither was left by a program that was killed. What follows it follows its parent then.
+        empty = "role = 'assistant' AND content = '' AND run IS NULL AND pieces = '[]'"
         handle.execute(
-            "DELETE FROM messages WHERE role = 'assistant' AND content = '' AND run IS NULL "
-            "AND pieces = '[]'"
+            "UPDATE messages SET parent = (SELECT parent FROM messages AS gone "
+            "WHERE gone.id = messages.parent) "
+            f"WHERE parent IN (SELECT id FROM messages WHERE {empty})"
         )
+        handle.execute(f"DELETE FROM messages WHERE {empty}")
     for path in (folder / STATISTICS).glob("*.partial"):
         if is_dead(path):
             with suppress(OSError):

@@ -225,6 +225,53 @@ ALTER TABLE costs ADD COLUMN token REAL NOT NULL DEFAULT 0;
 ALTER TABLE costs ADD COLUMN row REAL NOT NULL DEFAULT 0;
 """,
     ),
+    (
+        # Messages become a tree: each follows its parent, and of those that follow the same one the
+        # one with the largest number in `chosen` is shown. Conversations so far are one path.
+        "0011-tree",
+        """
+ALTER TABLE conversations ADD COLUMN revision INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE messages ADD COLUMN parent TEXT;
+ALTER TABLE messages ADD COLUMN chosen INTEGER NOT NULL DEFAULT 0;
+UPDATE messages SET parent = (
+    SELECT id FROM messages AS earlier
+    WHERE earlier.conversation = messages.conversation AND earlier.position < messages.position
+    ORDER BY earlier.position DESC LIMIT 1
+);
+UPDATE conversations SET revision = coalesce((
+    SELECT max(position) FROM messages WHERE conversation = conversations.id
+), 0);
+CREATE INDEX messages_tree ON messages(conversation, position, id, parent, chosen);
+CREATE TABLE deletions (
+    token TEXT PRIMARY KEY,
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    conversation TEXT NOT NULL,
+    place TEXT NOT NULL REFERENCES conversations(id) ON DELETE CASCADE,
+    created REAL NOT NULL
+);
+CREATE INDEX deletions_place ON deletions(place);
+CREATE TABLE parts (
+    run TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    method TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    reused_tokens INTEGER NOT NULL,
+    prefill_seconds REAL NOT NULL,
+    plain_prefill_seconds REAL,
+    created REAL NOT NULL,
+    PRIMARY KEY (run, position)
+) WITHOUT ROWID;
+CREATE TABLE prompts (
+    run TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    tokens BLOB NOT NULL,
+    PRIMARY KEY (run, position)
+) WITHOUT ROWID;
+""",
+    ),
 )
 
 

@@ -37,13 +37,14 @@ def read(db: Database, run_id: str) -> tuple[Step, ...]:
     return tuple(map(_step, rows))
 
 
-def tokens(db: Database, conversation_id: str) -> dict[str, list[tuple[int, object]]]:
-    """What the file holds of the tokens of a conversation's runs: by run, of each of its steps."""
+def tokens(db: Database, messages: str) -> dict[str, list[tuple[int, object]]]:
+    """What the file holds of the tokens of messages' runs: by run, of each of its steps. The ids
+    are a JSON list."""
     rows = db.execute_read(
-        "SELECT run, position, tokens FROM steps WHERE run IN "
-        "(SELECT run FROM messages WHERE conversation = ? AND pieces IS NULL) "
+        "SELECT run, position, tokens FROM steps WHERE run IN (SELECT run FROM messages "
+        "WHERE id IN (SELECT value FROM json_each(?)) AND pieces IS NULL) "
         "ORDER BY run, position",
-        [conversation_id],
+        [messages],
     )
     found: dict[str, list[tuple[int, object]]] = {}
     for run_id, index, text in rows:

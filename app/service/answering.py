@@ -19,7 +19,7 @@ from app.service.preferences import Preferences
 from app.service.recorder import UPDATE_SECONDS, Recorder, Update
 from app.service.revival import Revival
 from app.service.stores import Kept, Stores
-from app.service.tasks import Task, Tasks
+from app.service.tasks import Task, Tasks, Wanted
 from engine.engine import (
     Engine,
     Event,
@@ -135,30 +135,38 @@ class Answering:
         before its turn had come, and Busy.
         """
         with self.tasks.begin(owner, conversation_id, asked=True) as task:
+            store = self.chat.conversations(owner)
+            task.wanted = task.wanted or self.chat.unanswered(owner, conversation_id)
+            others = store.following(conversation_id, task.wanted.after)
             try:
-                yield from self.decoded(owner, conversation_id, preferences, task)
+                yield from self.decoded(owner, conversation_id, preferences, task, task.wanted)
                 return
             except EngineDied:
-                messages = self.chat.conversations(owner).messages(conversation_id, pieces=False)
-                if messages[-1].role != "user":
+                if store.following(conversation_id, task.wanted.after) != others:
                     raise
             # Nothing of it was said: the next engine may do better.
             yield from self.revival.awaited(task)
-            yield from self.decoded(owner, conversation_id, preferences, task)
+            yield from self.decoded(owner, conversation_id, preferences, task, task.wanted)
 
     def decoded(
-        self, owner: str, conversation_id: str, preferences: Preferences, task: Task
+        self,
+        owner: str,
+        conversation_id: str,
+        preferences: Preferences,
+        task: Task,
+        wanted: Wanted,
     ) -> Generator[Update | Waiting, None, None]:
         """`answer`, as one task."""
         yield from self.revival.loaded(task)
         method, generation = preferences.chosen(), preferences.seeded()
-        messages = tuple(self.chat.prompt(owner, conversation_id))
+        messages = tuple(self.chat.prompt(owner, conversation_id, wanted.after))
         profile = self.stacks.profile_for(generation.sampling)
         request = Request(messages, (), generation, method, profile, owner, conversation_id)
         recorder = Recorder(
             self.stores.database,
             owner,
             conversation_id,
+            wanted.after,
             generation.sampling.seed,
             lambda write: self.notices.keep(owner, write),
         )

@@ -1,14 +1,16 @@
 """Conversations: what the user says, says anew and takes back, and what the model reads of it.
 
 What the user said is stored before anything is decoded. A message that cannot be answered is
-refused, with nothing stored.
+refused, with nothing stored. What is said or answered anew stands beside what was there before, and
+what is deleted can be brought back for an hour.
 """
 
 from contextlib import suppress
 
 from app.service.history import History
 from app.service.revival import Revival
-from app.service.tasks import Tasks
+from app.service.tasks import Tasks, Wanted
+from app.service.trash import Trash
 from engine.engine import Engine
 from engine.errors import EngineDied, ModelError, PromptError
 from engine.loaded import NO_MODEL
@@ -18,6 +20,7 @@ from storage.database import Database
 
 TITLE = 48
 UNTITLED = "New conversation"
+NOTHING_SAID = "There is no message to answer yet. Write something first."
 
 
 class Chat:
@@ -27,18 +30,45 @@ class Chat:
         self, engine: Engine, database: Database, tasks: Tasks, history: History, revival: Revival
     ) -> None:
         self.engine, self.database = engine, database
-        self.tasks, self.history, self.revival = tasks, history, revival
+        self.tasks, self.revival = tasks, revival
+        self.trash = Trash(engine, database, history)
 
     def conversations(self, owner: str) -> Conversations:
         """The owner's conversations."""
         return Conversations(self.database, owner)
 
-    def delete(self, owner: str, conversation_id: str) -> None:
-        """Delete a conversation with all that was derived from it but the model tier."""
+    def delete(self, owner: str, conversation_id: str) -> str:
+        """Delete a conversation with all that was derived from it but the model tier; what `undo`
+        takes to bring it back."""
         self.tasks.stop(owner, conversation_id)
-        self.conversations(owner).delete(conversation_id)
-        self.history.last.pop((owner, conversation_id), None)
+        token = self.conversations(owner).delete(conversation_id)
+        self.trash.remember(token, owner, conversation_id)
         self.engine.forget(owner, conversation_id)
+        return token
+
+    def delete_message(self, owner: str, conversation_id: str, message_id: str) -> str:
+        """Delete a message with all that follows it, in whatever version; what `undo` takes. An
+        answer under way to one of these ends."""
+        store, wanted = self.conversations(owner), self.tasks.wanted(owner, conversation_id)
+        token = store.delete_message(conversation_id, message_id)
+        self.trash.remember(token, owner)
+        if wanted is not None and not store.has(conversation_id, wanted.after):
+            self.tasks.stop(owner, conversation_id)
+        return token
+
+    def undo(self, owner: str, token: str) -> str:
+        """Bring back what was deleted; the id of its conversation. Raises StorageError."""
+        conversation_id = self.conversations(owner).undo(token)
+        self.trash.recall(token)
+        return conversation_id
+
+    def revision(self, owner: str, conversation_id: str) -> int:
+        """Grows with every change of a conversation: titles, messages, what is shown."""
+        return self.conversations(owner).revision(conversation_id)
+
+    def branch(self, owner: str, conversation_id: str, message_id: str) -> str:
+        """A new conversation that holds what leads to a message; its id."""
+        return self.conversations(owner).copy(conversation_id, message_id)
 
     def say(self, owner: str, conversation_id: str | None, text: str) -> str:
         """Store what the user said; makes a conversation if there is none. Returns its id.
@@ -54,8 +84,8 @@ class Chat:
             title = " ".join(text.split())
             if store.get(conversation_id).title == UNTITLED:
                 store.rename(conversation_id, title[:TITLE].rstrip() or UNTITLED)
-        store.append(conversation_id, "user", text)
-        self.tasks.ask(owner, conversation_id)
+        message = store.append(conversation_id, "user", text)
+        self.tasks.ask(owner, conversation_id, Wanted(message.id))
         return conversation_id
 
     def check(self, owner: str, text: str) -> None:
@@ -73,37 +103,52 @@ class Chat:
         elif not self.revival.coming:
             raise ModelError(NO_MODEL)
 
-    def edit(self, owner: str, conversation_id: str, position: int, text: str) -> None:
-        """Say something else at a position; what followed it is gone."""
+    def edit(self, owner: str, conversation_id: str, message_id: str, text: str) -> str:
+        """Say something else in the place of a message of the user's; the new message's id. The
+        old one stays, with what followed it, as another version."""
         self.check(owner, text)
         store = self.conversations(owner)
         with self.database.write():
-            store.truncate(conversation_id, position)
-            store.append(conversation_id, "user", text)
-        self.tasks.ask(owner, conversation_id)
+            *_, old = store.messages(conversation_id, pieces=False, to=message_id)
+            if old.role != "user":
+                raise PromptError(
+                    "Only what you said can be edited. Answer the message before it again instead."
+                )
+            message = store.beside(conversation_id, message_id, "user", text)
+        self.tasks.ask(owner, conversation_id, Wanted(message.id))
+        return message.id
 
-    def drop_answer(self, owner: str, conversation_id: str) -> None:
-        """Take back what follows the user's last message, before answering it again."""
+    def again(self, owner: str, conversation_id: str, message_id: str | None = None) -> None:
+        """Have a message of the user's answered again: that one, the one before that answer, or
+        the last one. The answers that it has stay as other versions."""
         with suppress(EngineDied):
             self.engine.check_turn(owner)
         store = self.conversations(owner)
-        said = [
-            m.position for m in store.messages(conversation_id, pieces=False) if m.role == "user"
-        ]
+        messages = store.messages(conversation_id, pieces=False, to=message_id)
+        said = [message.id for message in messages if message.role == "user"]
         if not said:
-            raise PromptError("There is no message to answer yet. Write something first.")
-        store.truncate(conversation_id, said[-1] + 1)
-        self.tasks.ask(owner, conversation_id)
+            raise PromptError(NOTHING_SAID)
+        if message_id is not None:
+            store.show(conversation_id, message_id)
+        self.tasks.ask(owner, conversation_id, Wanted(said[-1]))
 
-    def prompt(self, owner: str, conversation_id: str) -> list[Message]:
-        """The conversation as the model reads it; messages in a row by one role become one.
+    def unanswered(self, owner: str, conversation_id: str) -> Wanted:
+        """An answer to the last message. Raises PromptError where there is none."""
+        last = self.conversations(owner).last(conversation_id)
+        if last is None:
+            raise PromptError(NOTHING_SAID)
+        return Wanted(last)
+
+    def prompt(self, owner: str, conversation_id: str, to: str) -> list[Message]:
+        """The conversation up to a message as the model reads it; messages in a row by one role
+        become one.
 
         Chat templates expect roles to take turns, and a stopped answer may be empty.
         """
         store = self.conversations(owner)
         system = store.get(conversation_id).system_prompt.strip()
         messages = [Message("system", system)] if system else []
-        for stored in store.messages(conversation_id, pieces=False):
+        for stored in store.messages(conversation_id, pieces=False, to=to):
             if not stored.content.strip():
                 continue
             if messages and messages[-1].role == stored.role:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 from app.service.preferences import Preferences
 from app.service.recorder import Update
+from app.service.tasks import Wanted
 from engine.errors import Cancelled, StrataError
 from engine.queue import Waiting
 
@@ -52,14 +53,14 @@ class Bell:
 
 class Answer:
     """One answer. `ahead` is how many come before it in the queue, 0 once its turn has come;
-    `loading`: one of them loads a model.
+    `loading`: one of them loads a model. `wanted` says which message it follows; None: the last.
 
     `update` is what there is of it, None before its first step. Once it is `over` nothing changes
     any more; `error` then says what went wrong, "" if nothing did.
     """
 
-    def __init__(self, owner: str, conversation: str) -> None:
-        self.owner, self.conversation = owner, conversation
+    def __init__(self, owner: str, conversation: str, wanted: Wanted | None = None) -> None:
+        self.owner, self.conversation, self.wanted = owner, conversation, wanted
         self.token = secrets.token_urlsafe(18)
         self.bell = Bell()
         self.ahead, self.loading = 0, False
@@ -99,18 +100,21 @@ class Answer:
 
 
 class Generations:
-    """The answers of all owners. `answer` is what makes one: see `Answering.answer`."""
+    """The answers of all owners. `answer` is what makes one: see `Answering.answer`; `wanted` says
+    which one was asked for."""
 
     def __init__(
-        self, answer: Callable[[str, str, Preferences], Iterator[Update | Waiting]]
+        self,
+        answer: Callable[[str, str, Preferences], Iterator[Update | Waiting]],
+        wanted: Callable[[str, str], Wanted | None] = lambda owner, conversation: None,
     ) -> None:
-        self.answer = answer
+        self.answer, self.wanted = answer, wanted
         self.known: dict[str, Answer] = {}
         self.lock = threading.Lock()
 
     def start(self, owner: str, conversation: str, preferences: Preferences) -> Answer:
         """Have the last message of a conversation answered."""
-        begun = Answer(owner, conversation)
+        begun = Answer(owner, conversation, self.wanted(owner, conversation))
         with self.lock:
             over = [answer for answer in self.known.values() if answer.over]
             for answer in over[: max(0, len(over) - KEPT + 1)]:

@@ -12,6 +12,7 @@ from engine.methods import Method
 from engine.runs import worth
 from engine.settings import Generation
 from engine.types import CalibrationRow, Run
+from storage.conversations import Conversations
 from storage.database import Database
 from storage.traces import Traces
 
@@ -43,6 +44,14 @@ class History:
     def __init__(self, database: Database, notices: Notices) -> None:
         self.database, self.notices = database, notices
         self.last: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
+
+    def provable(self, owner: str, conversation_id: str) -> Answered | None:
+        """The last answer of a conversation, if it is among those that are shown there."""
+        found = self.last.get((owner, conversation_id))
+        if found is None or found.run_id is None:
+            return found
+        messages = Conversations(self.database, owner).messages(conversation_id, pieces=False)
+        return found if found.run_id in [message.run_id for message in messages] else None
 
     def save_pair(self, owner: str, plain: Run, fast: Run) -> None:
         """Store a plain and an accelerated run of one prompt, and what the latter gained."""

@@ -66,7 +66,7 @@ class Proofs:
 
     def proved(self, owner: str, conversation_id: str, task: Task) -> Iterator[Proof | Waiting]:
         """`prove`, as one task."""
-        answered = self.history.last.get((owner, conversation_id))
+        answered = self.history.provable(owner, conversation_id)
         if answered is None or answered.info != self.current.info:
             raise PromptError(
                 "There is no answer to prove since the program started. Send a message or "

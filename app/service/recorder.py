@@ -29,8 +29,9 @@ UPDATE_SECONDS = 0.12
 
 
 class Recorder:
-    """Collects an answer to the last message and stores it as it grows, until it is closed.
+    """Collects an answer to a message and stores it as it grows, until it is closed.
 
+    It is shown, unless the message was answered otherwise meanwhile: then it is another version.
     `keep` does a write that may fail; one that failed is tried again. `message_id` and `run_id` are
     empty until there is text.
     """
@@ -40,13 +41,15 @@ class Recorder:
         database: Database,
         owner: str,
         conversation_id: str,
+        after: str | None,
         seed: int,
         keep: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self.database, self.conversation_id, self.seed = database, conversation_id, seed
         self.keep = keep
         self.messages, self.traces = Conversations(database, owner), Traces(database, owner)
-        self.after = self.messages.last(conversation_id)
+        self.after = after
+        self.others = self.messages.following(conversation_id, after)
         self.message_id = self.run_id = ""
         self.pieces: list[Piece] = []
         self.collector = Collector(NO_RUN)
@@ -113,7 +116,9 @@ class Recorder:
                         self.traces.extend(run_id, fresh, run.learned)
                         return True
                     run_id = self.traces.save(run, self.conversation_id)
-                    message = self.conversation_id, "assistant", text, run_id, None, self.after
+                    id, after = self.conversation_id, self.after
+                    shown = self.messages.following(id, after) == self.others
+                    message = id, "assistant", text, run_id, None, after, shown
                     message_id = self.messages.append(*message).id
                 return True
 

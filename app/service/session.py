@@ -90,7 +90,7 @@ class Session:
             self.notices,
             self.revival,
         )
-        self.generations = Generations(self.answering.answer)
+        self.generations = Generations(self.answering.answer, self.tasks.wanted)
         engine.watch = self.follow
         self.follow(engine.state)
 

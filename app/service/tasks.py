@@ -64,13 +64,22 @@ class Stop:
         return stream
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which answer of a conversation is wanted: one that follows the message `after`."""
+
+    after: str
+
+
 @dataclass(eq=False, slots=True)
 class Task:
-    """One task: whose it is, what it is about ("" or a conversation), and its stop."""
+    """One task: whose it is, what it is about ("" or a conversation), and its stop; of an answer,
+    which one is `wanted`, None for one to the last message."""
 
     owner: str
     about: str = ""
     stop: Stop = field(default_factory=Stop)
+    wanted: Wanted | None = None
 
 
 class Tasks:
@@ -86,10 +95,10 @@ class Tasks:
         self.known: dict[tuple[str, str], list[Task]] = {}
         self.lock = threading.Lock()
 
-    def ask(self, owner: str, about: str) -> Task:
+    def ask(self, owner: str, about: str, wanted: Wanted | None = None) -> Task:
         """The task that will follow: what stops it from now on stops that one."""
         with self.lock:
-            task = self.asked[owner, about] = Task(owner, about)
+            task = self.asked[owner, about] = Task(owner, about, wanted=wanted)
             self.asked.move_to_end((owner, about))
             while len(self.asked) > self.MOST_ASKED:
                 self.asked.popitem(last=False)
@@ -126,6 +135,12 @@ class Tasks:
             hangs = task in self.known.get((task.owner, task.about), ())
         if hangs:
             self.hung()
+
+    def wanted(self, owner: str, about: str) -> Wanted | None:
+        """Which answer was asked for last, or is under way."""
+        with self.lock:
+            tasks = [self.asked.get((owner, about)), *self.known.get((owner, about), ())]
+        return next((task.wanted for task in tasks if task and task.wanted), None)
 
     def busy(self, owner: str, about: str) -> bool:
         """Whether there is a task that waits or is under way."""

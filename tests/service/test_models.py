@@ -280,7 +280,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
     log = ContextStore(db, OWNER).load(conversation, "bytes")
     told(session, shop.source("two"))
     assert remembered(session) is None and not local(session).loaded.memory.conversations
-    session.chat.drop_answer(OWNER, conversation)
+    session.chat.again(OWNER, conversation)
     list(session.answering.answer(OWNER, conversation, preferences()))
     others = ModelNgrams(db, OWNER, "two").rows()
     assert others and remembered(session) == others
@@ -291,7 +291,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
     told(session, shop.source("one"))
     list(session.proofs.compare(OWNER, "hello", "", preferences(tokens=1), 1))
     assert remembered(session) == rows, "a comparison teaches nothing"
-    session.chat.drop_answer(OWNER, conversation)
+    session.chat.again(OWNER, conversation)
     list(session.answering.answer(OWNER, conversation, preferences()))
     assert log and context(session, conversation)[: len(log)] == log
 
@@ -640,7 +640,7 @@ def test_an_answer_under_way_ends_and_is_kept(
     list(loading)
     assert session.current.info.name == "two"
     assert session.chat.conversations(OWNER).messages(conversation)[1].content == last.text
-    session.chat.drop_answer(OWNER, conversation)
+    session.chat.again(OWNER, conversation)
     *_, again = session.answering.answer(OWNER, conversation, preferences())
     assert again.finish == "length", "a stop counts once"
 

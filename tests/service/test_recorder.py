@@ -34,8 +34,8 @@ def recorder(
 ) -> Iterator[Recorder]:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 1000.0)
     conversation = store.create().id
-    store.append(conversation, "user", "hello")
-    made = Recorder(db, "local", conversation, 7, lambda write: write())
+    said = store.append(conversation, "user", "hello")
+    made = Recorder(db, "local", conversation, said.id, 7, lambda write: write())
     yield made
     made.close()
 
@@ -97,8 +97,8 @@ def test_what_is_stored_of_an_answer_is_not_written_again(
     with Database(path) as db:
         store = Conversations(db, "local")
         conversation = store.create().id
-        store.append(conversation, "user", "hello")
-        recorder = Recorder(db, "local", conversation, 7, lambda write: write())
+        said = store.append(conversation, "user", "hello")
+        recorder = Recorder(db, "local", conversation, said.id, 7, lambda write: write())
         recorder.add(Prefill(3, 0, 0.5))
         with db.read() as handle:
             handle.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -152,7 +152,7 @@ def test_what_could_not_be_stored_is_stored_with_the_next(
     monkeypatch.setattr(module, "FLUSH_SECONDS", 1000.0)
     conversation = store.create().id
     works = iter([False, True, False, True])
-    recorder = Recorder(db, "local", conversation, 7, lambda write: next(works) and write())
+    recorder = Recorder(db, "local", conversation, None, 7, lambda write: next(works) and write())
     for index in range(4):
         recorder.add(step(index))
         recorder.flush()

@@ -310,6 +310,6 @@ def test_a_process_that_is_killed_costs_the_rest_of_an_answer(db: Database, remo
     assert shown and said.startswith(shown), "what was shown is kept"
     assert back.wait(60) and session.current.info.name == "one" and remote.state.there
     assert "one is being loaded again" in session.notices.take(OWNER)[0]
-    session.chat.drop_answer(OWNER, conversation)
+    session.chat.again(OWNER, conversation)
     *_, last = session.answering.answer(OWNER, conversation, chosen)
     assert last.text.startswith(said.removesuffix("\ufffd"))  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.service.chat import UNTITLED
-from app.service.comparison import Progress
+from app.service.comparison import Progress, Proof
 from app.service.learned import MODEL_GRAMS
 from app.service.preferences import Preferences
 from app.service.recorder import Update
@@ -203,20 +203,28 @@ def test_there_is_no_message_before_there_is_text(
     assert found[0] == ["hello"] and all("" not in each for each in found)
 
 
-def test_an_answer_is_not_put_behind_another_message(
-    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("meanwhile", ["edited", "answered"])
+def test_an_answer_does_not_hide_what_was_said_meanwhile(
+    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
     conversation = session.chat.say(OWNER, None, "hello")
+    store = session.chat.conversations(OWNER)
+    (said,) = store.messages(conversation)
     updates = session.answering.answer(OWNER, conversation, preferences())
     toy.allow(1)
     next(updates)
-    session.chat.edit(OWNER, conversation, 0, "something else")
+    if meanwhile == "edited":
+        session.chat.edit(OWNER, conversation, said.id, "something else")
+    else:
+        store.append(conversation, "assistant", "something else")
+    expected = texts(session, conversation)
     toy.allow()
-    run(updates)
-    assert texts(session, conversation) == ["something else"]
-    assert any("is not kept" in notice for notice in session.notices.take(OWNER))
+    last = run(updates)
+    assert texts(session, conversation) == expected
+    answered_ = store.messages(conversation, to=store.following(conversation, said.id)[-1])
+    assert [message.content for message in answered_] == ["hello", last.text]
 
 
 def test_a_write_that_failed_is_tried_again(
@@ -306,7 +314,7 @@ def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> 
     with pytest.raises(Cancelled, match="before it began"):
         run(session.answering.answer(OWNER, conversation, preferences()))
     assert texts(session, conversation) == ["hello"] and local(session).queue.running is None
-    session.chat.drop_answer(OWNER, conversation)
+    session.chat.again(OWNER, conversation)
     assert run(session.answering.answer(OWNER, conversation, preferences())).text
 
 
@@ -317,6 +325,7 @@ def test_no_later_request_takes_a_stop_back(
     """The answer under way ends, whatever is asked of the same conversation meanwhile."""
     monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     conversation, _ = ask(session)
+    said = session.chat.conversations(OWNER).messages(conversation)[0].id
     session.chat.say(OWNER, conversation, "more")
     updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
@@ -324,8 +333,8 @@ def test_no_later_request_takes_a_stop_back(
     session.tasks.stop(OWNER, conversation)
     requests = {
         "say": lambda: session.chat.say(OWNER, conversation, "and more"),
-        "edit": lambda: session.chat.edit(OWNER, conversation, 0, "other"),
-        "drop": lambda: session.chat.drop_answer(OWNER, conversation),
+        "edit": lambda: session.chat.edit(OWNER, conversation, said, "other"),
+        "drop": lambda: session.chat.again(OWNER, conversation),
         "prove": lambda: next(iter(session.proofs.prove(OWNER, conversation))),
     }
     requests[later]()
@@ -333,7 +342,7 @@ def test_no_later_request_takes_a_stop_back(
     last = run(updates)
     assert last.finish == "cancelled" and last.metrics.tokens < 10
     if later == "drop":
-        session.chat.drop_answer(OWNER, conversation)
+        session.chat.again(OWNER, conversation)
     if later != "prove":
         assert (
             run(session.answering.answer(OWNER, conversation, preferences())).finish != "cancelled"
@@ -356,7 +365,7 @@ def test_a_waiting_answer_says_so_and_can_leave_the_queue(
     assert not session.tasks.busy(OWNER, second) and session.tasks.busy(OWNER, first)
     toy.allow()
     assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
-    session.chat.drop_answer(OWNER, second)
+    session.chat.again(OWNER, second)
     assert run(session.answering.answer(OWNER, second, preferences())).text
 
 
@@ -372,10 +381,11 @@ def test_a_guest_may_have_one_request_waiting(
     toy.allow(1)
     next(running)
     assert next(waiting) == Waiting(1)
+    (said,) = session.chat.conversations("guest:a").messages(conversations[1])
     for refused in (
         lambda: session.chat.say("guest:a", conversations[0], "three"),
-        lambda: session.chat.edit("guest:a", conversations[1], 0, "three"),
-        lambda: session.chat.drop_answer("guest:a", conversations[1]),
+        lambda: session.chat.edit("guest:a", conversations[1], said.id, "three"),
+        lambda: session.chat.again("guest:a", conversations[1]),
         lambda: next(session.proofs.compare("guest:a", "three", "", preferences(), 1)),
     ):
         with pytest.raises(Busy, match="waits for the model already"):
@@ -484,29 +494,74 @@ def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
     assert session.current.plain.when == "after loading"
 
 
-def test_regenerating_replaces_the_answer(session: Session) -> None:
+def answer(session: Session, conversation: str, seed: int = 3) -> Update:
+    return run(session.answering.answer(OWNER, conversation, preferences(seed=seed)))
+
+
+def test_an_answer_anew_stands_beside_the_one_before(session: Session) -> None:
     conversation, first = ask(session)
-    session.chat.drop_answer(OWNER, conversation)
-    again = run(session.answering.answer(OWNER, conversation, preferences()))
+    store = session.chat.conversations(OWNER)
+    session.chat.again(OWNER, conversation)
+    assert len(texts(session, conversation)) == 2, "the one before is there until another is"
+    again = answer(session, conversation)
     assert again.text == first.text, "the same seed gives the same answer"
-    assert len(texts(session, conversation)) == 2
-    session.chat.drop_answer(OWNER, conversation)
-    assert (
-        run(session.answering.answer(OWNER, conversation, preferences(seed=9))).text != first.text
-    )
+    session.chat.again(OWNER, conversation, store.messages(conversation)[1].id)
+    other = answer(session, conversation, seed=9)
+    assert other.text != first.text
+    said, shown = store.messages(conversation)
+    assert shown.content == other.text and shown.versions[-1] == shown.id
+    assert len(shown.versions) == 3 and said.versions == (said.id,)
+    store.show(conversation, shown.versions[0])
+    assert texts(session, conversation)[1] == first.text
     with pytest.raises(PromptError, match="no message"):
-        session.chat.drop_answer(OWNER, session.chat.conversations(OWNER).create().id)
+        session.chat.again(OWNER, store.create().id)
 
 
-def test_editing_replaces_what_followed(session: Session) -> None:
-    conversation, _ = ask(session)
+def test_an_earlier_answer_anew_begins_another_branch(session: Session) -> None:
+    conversation, first = ask(session)
+    store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
-    run(session.answering.answer(OWNER, conversation, preferences()))
-    session.chat.edit(OWNER, conversation, 0, "something else")
+    answer(session, conversation)
+    before = texts(session, conversation)
+    first_answer = store.messages(conversation)[1].id
+    session.chat.again(OWNER, conversation, first_answer)
+    other = answer(session, conversation, seed=9)
+    assert texts(session, conversation) == ["hello there", other.text]
+    store.show(conversation, first_answer)
+    assert texts(session, conversation) == before
+
+
+def test_the_model_reads_the_branch_that_is_answered(session: Session) -> None:
+    conversation, _ = ask(session)
+    said, answered_ = session.chat.conversations(OWNER).messages(conversation)
+    session.chat.say(OWNER, conversation, "more")
+    answer(session, conversation)
+    other = session.chat.edit(OWNER, conversation, said.id, "something else")
+    read = session.chat.prompt(OWNER, conversation, other)
+    assert [message.content for message in read] == ["something else"]
+    read = session.chat.prompt(OWNER, conversation, answered_.id)
+    assert [message.content for message in read] == ["hello there", answered_.content]
+
+
+def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None:
+    conversation, _ = ask(session)
+    store = session.chat.conversations(OWNER)
+    session.chat.say(OWNER, conversation, "more")
+    answer(session, conversation)
+    before, said = texts(session, conversation), store.messages(conversation)[0]
+    other = session.chat.edit(OWNER, conversation, said.id, "something else")
     assert texts(session, conversation) == ["something else"]
+    answer(session, conversation)
     with pytest.raises(PromptError):
-        session.chat.edit(OWNER, conversation, 0, " ")
-    assert texts(session, conversation) == ["something else"]
+        session.chat.edit(OWNER, conversation, other, " ")
+    shown, answered_ = store.messages(conversation)
+    assert shown.id == other and shown.versions == (said.id, other)
+    with pytest.raises(PromptError, match="Only what you said"):
+        session.chat.edit(OWNER, conversation, answered_.id, "no")
+    store.show(conversation, said.id)
+    assert texts(session, conversation) == before
+    store.show(conversation, other)
+    assert texts(session, conversation) == [shown.content, answered_.content]
 
 
 def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
@@ -529,11 +584,16 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
     other = session.owner("guest", "another-browser")
     assert other != session.owner("guest", "one-browser") != OWNER
     assert session.chat.conversations(other).list() == []
+    said = session.chat.conversations(OWNER).messages(conversation)[0]
     for reach in (
         lambda: session.chat.say(other, conversation, "hi"),
-        lambda: session.chat.edit(other, conversation, 0, "hi"),
-        lambda: session.chat.drop_answer(other, conversation),
+        lambda: session.chat.edit(other, conversation, said.id, "hi"),
+        lambda: session.chat.again(other, conversation),
+        lambda: session.chat.again(other, conversation, said.id),
         lambda: session.chat.delete(other, conversation),
+        lambda: session.chat.delete_message(other, conversation, said.id),
+        lambda: session.chat.branch(other, conversation, said.id),
+        lambda: session.chat.revision(other, conversation),
         lambda: run(session.answering.answer(other, conversation, preferences())),
         lambda: session.stores.wipe_context(other, conversation),
     ):
@@ -553,7 +613,7 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
     conversation, _ = ask(session)
     logged = ContextStore(db, OWNER).load(conversation, toy.info.tokenizer_fingerprint)
     later = Session(Local(backend=ToyBackend()), db)
-    later.chat.drop_answer(OWNER, conversation)
+    later.chat.again(OWNER, conversation)
     again = run(later.answering.answer(OWNER, conversation, preferences("context")))
     assert again.metrics.accepted.get("context", 0) > 0
     assert (
@@ -597,13 +657,56 @@ def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPa
     assert not memory(session).past_answers, "they are read again"
 
 
-def test_deleting_forgets_everything_of_a_conversation(session: Session, db: Database) -> None:
+def count(db: Database, table: str) -> int:
+    return int(db.execute_read(f"SELECT count(*) FROM {table}")[0][0])
+
+
+def test_deleting_forgets_everything_of_a_conversation(
+    session: Session, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conversation, _ = ask(session)
-    session.chat.delete(OWNER, conversation)
+    token = session.chat.delete(OWNER, conversation)
     assert session.chat.conversations(OWNER).list() == []
     assert not memory(session).conversations and not session.history.last
-    assert db.execute_read("SELECT count(*) FROM contexts")[0][0] == 0
-    assert db.execute_read("SELECT count(*) FROM steps")[0][0] == 0
+    assert Traces(db, OWNER).history() == []
+    monkeypatch.setattr("storage.deletions.SECONDS", 0.0)
+    session.chat.trash.sweep()
+    assert [count(db, table) for table in ("contexts", "messages", "runs", "steps")] == [0] * 4
+    assert not session.chat.trash.proofs
+    with pytest.raises(StorageError, match="cannot be undone"):
+        session.chat.undo(OWNER, token)
+
+
+def test_a_deleted_conversation_comes_back_whole(session: Session, db: Database) -> None:
+    conversation, _ = ask(session)
+    store, traces, log = (
+        session.chat.conversations(OWNER),
+        Traces(db, OWNER),
+        ContextStore(db, OWNER),
+    )
+    before = store.export(conversation), traces.history(), log.load(conversation, "bytes")
+    token = session.chat.delete(OWNER, conversation)
+    for other in ("guest:x", "(deleted)"):
+        with pytest.raises(StorageError, match="cannot be undone"):
+            session.chat.undo(other, token)
+    assert session.chat.undo(OWNER, token) == conversation
+    assert (store.export(conversation), traces.history(), log.load(conversation, "bytes")) == before
+    *_, proof = session.proofs.prove(OWNER, conversation)
+    assert isinstance(proof, Proof) and proof.verdict is not None and proof.verdict.identical
+    with pytest.raises(StorageError, match="cannot be undone"):
+        session.chat.undo(OWNER, token)
+
+
+def test_deleting_a_message_ends_the_answer_to_it(session: Session, toy: Held) -> None:
+    conversation = session.chat.say(OWNER, None, "hello")
+    (said,) = session.chat.conversations(OWNER).messages(conversation)
+    updates = session.answering.answer(OWNER, conversation, preferences())
+    toy.allow(1)
+    next(updates)
+    session.chat.delete_message(OWNER, conversation, said.id)
+    toy.allow()
+    assert run(updates).finish == "cancelled"
+    assert texts(session, conversation) == []
 
 
 class Broken(ContextTier):
@@ -634,7 +737,7 @@ def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault
     conversation, plain = ask(session, method="plain")
     faults = {"matches", "token", "observe", "finish"} if fault == "all" else {fault}
     open_conversation(session, conversation).databases.context = Broken(faults)
-    session.chat.drop_answer(OWNER, conversation)
+    session.chat.again(OWNER, conversation)
     update = run(session.answering.answer(OWNER, conversation, preferences("context")))
     assert update.text == plain.text
     (notice,) = session.notices.take(OWNER)

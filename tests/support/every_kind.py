@@ -70,12 +70,12 @@ class Content:
         self.conversations.append(id, "user", text)
         return self.answer(id, run)
 
-    def answer(self, id: str, run: Run) -> str:
+    def answer(self, id: str, run: Run, after: str | None = None) -> str:
         """An answer that is stored in two parts, as one that grows."""
         half = len(run.steps) // 2 + 1
         first = replace(run, steps=run.steps[:half], learned=None)
         run_id = self.traces.save(first, id)
-        message = self.conversations.append(id, "assistant", said(first), run_id)
+        message = self.conversations.append(id, "assistant", said(first), run_id, after=after)
         rest = replace(run, steps=run.steps[half:])
         self.conversations.extend(message.id, said(rest))
         self.traces.extend(run_id, rest.steps, run.learned)
@@ -95,8 +95,7 @@ class Content:
         make.append(make.create(HOSTILE[:40]).id, "user", HOSTILE)
         again = make.create("Regenerated").id
         self.ask(again, "hello", self.decoded("hello"))
-        make.truncate(again, 1)
-        self.answer(again, self.decoded("hello", "plain"))
+        self.answer(again, self.decoded("hello", "plain"), make.messages(again)[0].id)
         self.ask(make.create("At the length limit").id, "long", self.decoded("long", tokens=3))
         stopped = self.decoded("a longer story", seed=11)
         last = replace(stopped.steps[2], finish="cancelled")

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import StorageError
 from engine.types import NO_RUN, Run, Step, Token
-from storage import exports, imports
+from storage import deletions, exports, imports
 from storage.contexts import ContextStore
 from storage.conversations import MAX_TITLE, Conversation, Conversations, Piece
 from storage.database import Database
@@ -120,8 +120,9 @@ def test_messages_keep_order_and_pieces(db: Database, ada: Conversations) -> Non
     run = save_run(db, "ada", id)
     question = ada.append(id, "user", "Hi")
     answer = ada.append(id, "assistant", "Hello", run, PIECES)
-    assert (question.position, question.pieces, question.run_id) == (0, None, None)
-    assert (answer.position, answer.run_id) == (1, run)
+    assert (question.parent, question.pieces, question.run_id) == (None, None, None)
+    assert (answer.parent, answer.run_id) == (question.id, run)
+    assert question.position < answer.position and answer.versions == (answer.id,)
     assert answer.pieces == tuple(PIECES)
     assert ada.messages(id) == [question, answer]
     stored = ada.messages(id)[1].pieces
@@ -206,17 +207,6 @@ def test_damaged_steps_cost_the_colours_only(db: Database, ada: Conversations, d
     assert first.pieces is None
 
 
-def test_truncate_deletes_from_a_position_on(ada: Conversations) -> None:
-    id, other = ada.create().id, ada.create().id
-    for text in "abcd":
-        ada.append(id, "user", text)
-        ada.append(other, "user", text)
-    assert ada.truncate(id, 2) == 2
-    assert ada.append(id, "user", "e").position == 2
-    assert contents(ada, id) == ["a", "b", "e"]
-    assert contents(ada, other) == list("abcd")
-
-
 def test_delete_takes_everything_with_it(db: Database, ada: Conversations) -> None:
     kept, gone = ada.create("kept"), ada.create("gone")
     for conversation in (kept, gone):
@@ -225,6 +215,7 @@ def test_delete_takes_everything_with_it(db: Database, ada: Conversations) -> No
         ContextStore(db, "ada").append(conversation.id, "f", [1, 2, 3])
     ada.delete(gone.id)
     assert ada.list() == [ada.get(kept.id)]
+    deletions.purge(db, 0.0)
     for table in ("messages", "contexts", "runs"):
         rows = db.execute_read(f"SELECT DISTINCT conversation FROM {table}")
         assert rows == [(kept.id,)], table
@@ -248,7 +239,15 @@ def test_a_message_outlives_its_run(db: Database, ada: Conversations) -> None:
         lambda mine, id, _: mine.set_settings(id, {"taken": 1}),
         lambda mine, id, _: mine.messages(id),
         lambda mine, id, _: mine.append(id, "user", "taken"),
-        lambda mine, id, _: mine.truncate(id, 0),
+        lambda mine, id, _: mine.revision(id),
+        lambda mine, id, _: mine.last(id),
+        lambda mine, id, _: mine.has(id, ""),
+        lambda mine, id, _: mine.following(id, None),
+        lambda mine, id, message_id: mine.messages(id, to=message_id),
+        lambda mine, id, message_id: mine.show(id, message_id),
+        lambda mine, id, message_id: mine.copy(id, message_id),
+        lambda mine, id, message_id: mine.beside(id, message_id, "user", "taken"),
+        lambda mine, id, message_id: mine.delete_message(id, message_id),
         lambda mine, id, _: mine.export(id),
         lambda mine, _, message_id: mine.extend(message_id, "taken"),
     ],
@@ -354,7 +353,9 @@ def deep(levels: int) -> Any:
         "text",
         {},
         exported(format="other"),
-        exported(version=2),
+        exported(version=3),
+        exported(version=True),
+        exported(version=0),
         exported(title=None),
         exported(title=" "),
         exported(title="x" * 201),
@@ -393,6 +394,19 @@ def deep(levels: int) -> Any:
                 ["x", "model", 0, 0, 0, float("nan")],
                 ["x", "model", 0, 0, 0, "0.5"],
                 ["x", "model", 0, 0, 0, 10**5000],
+            )
+        ),
+        *(
+            exported(version=2, messages=[{"role": "user", "content": "x", **wrong}])
+            for wrong in (
+                {"parent": 0},
+                {"parent": -1},
+                {"parent": True},
+                {"parent": "0"},
+                {"parent": 10**5000},
+                {"chosen": -1},
+                {"chosen": 2**31},
+                {"chosen": None},
             )
         ),
         {"title": "t", "mapping": []},

@@ -29,6 +29,7 @@ PINNED = {
     "0008-speedups": "7bfa26fb0e2163e9",
     "0009-one-run": "c891a4b83aeafbca",
     "0010-costs-of-cached-tokens": "9bbea1f33bfb75a4",
+    "0011-tree": "cc68281f75774681",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

@@ -20,7 +20,10 @@ def read(value: object, room: int = ROOM) -> imports.Found:
 
 
 def said(export: Export) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in export.messages]
+    """What is shown of a conversation once it is imported."""
+    with Database() as db:
+        (id,) = Conversations(db, "ada").import_([export])
+        return [(m.role, m.content) for m in Conversations(db, "ada").messages(id)]
 
 
 def chat(title: str = "A chat", text: str = "Hi") -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.errors import StorageError
 from engine.types import Learned, Prefill, Run, Step, Token
+from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.traces import Trace, Traces
@@ -163,13 +164,18 @@ def test_a_run_lives_as_long_as_its_message(
     store = Conversations(db, "ada")
     id = store.create().id
     run = save(traces, conversation_id=id)
-    store.append(id, "assistant", "Hel", run.id)
+    answer = store.append(id, "assistant", "Hel", run.id)
     newer = save(traces)
     assert traces.history() == [newer, run]
-    store.truncate(id, 0)
-    assert traces.history() == [newer, run], "it is dropped when the next one comes"
+    token = store.delete_message(id, answer.id)
     newest = save(traces)
     assert traces.history() == [newest]
+    store.undo(token)
+    assert traces.history() == [newest, run], "it came back with its message"
+    store.delete_message(id, answer.id)
+    deletions.purge(db, 0.0)
+    assert traces.history() == [newest]
+    assert db.execute_read("SELECT DISTINCT run FROM steps") == [(newest.id,)]
 
 
 def test_another_owners_run_does_not_exist(db: Database, traces: Traces) -> None:
@@ -190,6 +196,10 @@ def test_a_run_belongs_to_a_conversation_of_its_owner(db: Database, traces: Trac
             save(foreign, conversation_id=id if foreign is not traces else "unknown")
     Conversations(db, "ada").delete(id)
     assert traces.history() == []
+    for reach in (traces.get, traces.load, lambda id: traces.extend(id, STEPS)):
+        with pytest.raises(StorageError, match="There is no run"):
+            reach(run.id)
+    deletions.purge(db, 0.0)
     assert db.execute_read("SELECT count(*) FROM steps") == [(0,)]
 
 

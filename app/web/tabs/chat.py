@@ -139,7 +139,7 @@ class Handlers:
         request: gr.Request,
         text: str,
         conversation: str | None,
-        editing: int | None,
+        editing: str | None,
         memory: Memory,
         *values: object,
     ) -> Updates:
@@ -264,14 +264,14 @@ class Handlers:
         memory: Memory,
         *values: object,
     ) -> Updates:
-        """Take the last answer back and begin another."""
+        """Begin another answer beside the last one."""
         owner = owner_of(self.session, memory, request)
         try:
             if conversation is None:
                 raise PromptError("There is nothing to answer yet. Write a message first.")
             self.alone(owner, conversation)
             _, preferences = self.ready(values)
-            self.session.chat.drop_answer(owner, conversation)
+            self.session.chat.again(owner, conversation)
             return self.begin(request, owner, conversation, preferences)
         except StrataError as error:
             warn(str(error))
@@ -285,7 +285,7 @@ class Handlers:
             messages = store.messages(conversation, pieces=False) if conversation else ()
             said = [m for m in messages if m.role == "user"]
             if said:
-                return {self.parts.box: said[-1].content, self.parts.editing: said[-1].position}
+                return {self.parts.box: said[-1].content, self.parts.editing: said[-1].id}
             raise PromptError("There is no message to edit yet. Write one first.")
         return {self.parts.editing: None}
 
@@ -305,9 +305,7 @@ class Handlers:
             store = self.session.chat.conversations(owner)
             messages = store.messages(conversation or "", pieces=False)
             at = data.index if isinstance(data.index, int) else data.index[0]
-            self.session.chat.edit(
-                owner, conversation or "", messages[at].position, str(data.value)
-            )
+            self.session.chat.edit(owner, conversation or "", messages[at].id, str(data.value))
             return self.begin(request, owner, conversation or "", preferences)
         except StrataError as error:
             warn(str(error))

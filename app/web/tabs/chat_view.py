@@ -99,10 +99,9 @@ def spoken(
     if not conversation:
         return (), None
     answer = session.generations.find(owner, conversation)
-    messages = list(session.chat.conversations(owner).messages(conversation))
-    while answer is not None and messages and messages[-1].role != "user":
-        messages.pop()
-    return messages, answer
+    store, wanted = session.chat.conversations(owner), answer.wanted if answer else None
+    there = wanted is not None and store.has(conversation, wanted.after)
+    return store.messages(conversation, to=wanted.after if wanted and there else None), answer
 
 
 def viewed(
