@@ -48,8 +48,10 @@ def decode(
     drafting: Drafting,
     cancelled: Callable[[], bool] = never,
     costs: CostCurve | None = None,
+    text: TextStream | None = None,
 ) -> Iterator[Event]:
-    """Answer `prompt`: yields one Prefill, one Step per target forward, and Learned at the end.
+    """Answer `prompt`, or go on with an answer that it ends in, whose text `text` has told: yields
+    one Prefill, one Step per target forward, and Learned at the end.
 
     The last Step carries the reason it is the last; there is no Learned behind one that is empty,
     as nothing was answered. The drafters learn however the run ends. `costs` bounds what is
@@ -57,7 +59,7 @@ def decode(
     counted. Raises PromptError when the prompt is empty or leaves no room for an answer.
     """
     tokens = list(prompt)
-    answer = Answer(backend, tokens, generation, cancelled)
+    answer = Answer(backend, tokens, generation, cancelled, text)
     drafters = drafters if backend.info.can_tree else ()
     controller = DraftController(drafters, drafting, backend.info.vocabulary_size, costs)
     pending = PendingTokens(drafters, tokens, controller)
@@ -232,6 +234,7 @@ class Answer:
         prompt: Sequence[int],
         generation: Generation,
         cancelled: Callable[[], bool],
+        text: TextStream | None = None,
     ) -> None:
         context = backend.info.context_length
         if not prompt:
@@ -242,7 +245,7 @@ class Answer:
                 f"{context:,} with the answer. Shorten the message or start a new conversation."
             )
         self.eos_ids = backend.info.eos_ids
-        self.text = TextStream(backend.detokenize, generation.stop)
+        self.text = text or TextStream(backend.detokenize, generation.stop)
         self.sampling = generation.sampling
         self.cancelled = cancelled
         self.limit = min(len(prompt) + generation.max_tokens, context)

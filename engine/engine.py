@@ -52,6 +52,8 @@ class Measured:
 class Request:
     """An answer that is wanted: to `messages`, or to a `prompt` of tokens.
 
+    It goes on behind what was `said` of it, in tokens of the model with the fingerprint `speaker`,
+    or behind what it has `begun` with, a text.
     It is drafted from what belongs to `owner` and `conversation`, and both learn from it; "" is no
     conversation, of which nothing is kept. `profile` is that of the loaded draft models, where
     `method` needs one. Whose turn it is goes by the owner.
@@ -65,6 +67,9 @@ class Request:
     owner: str = OWNER
     conversation: str = ""
     measured: Measured | None = None
+    said: tuple[int, ...] = ()
+    speaker: str = ""
+    begun: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +90,16 @@ class Load:
 class Started:
     """The run's turn has come: by the model of `info`, behind the tokens of `prompt`.
 
-    `dropped` older messages did not fit the context. `calibration` holds the evidence weights
-    before the run.
+    Of an answer that goes on, `told` is the text of what was said of it as far as it is certain: no
+    part of a character, nothing that may become a stop string. `dropped` older messages did not fit
+    the context. `calibration` holds the evidence weights before the run.
     """
 
     info: BackendInfo
     prompt: tuple[int, ...]
     dropped: int
     calibration: tuple[CalibrationRow, ...]
+    told: str = ""
 
 
 @dataclass(frozen=True, slots=True)

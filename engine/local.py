@@ -42,7 +42,15 @@ from engine.engine import (
     WantedCosts,
     WantedPastAnswers,
 )
-from engine.errors import Busy, Cancelled, ModelError, SettingError, StrataError, first_line
+from engine.errors import (
+    Busy,
+    Cancelled,
+    ModelError,
+    PromptError,
+    SettingError,
+    StrataError,
+    first_line,
+)
 from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
@@ -55,6 +63,7 @@ from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
+from engine.text import TextStream, behind, resumed
 from engine.types import Step
 
 Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
@@ -204,24 +213,24 @@ class Local:
         loaded.memory.fit(request.owner)
         chat = loaded.chat
         chat.tokens = conversation.tokens
-        prompt, dropped = list(request.prompt), 0
-        if request.messages:
-            prompt, dropped = chat.fit(request.messages)
-            self.expect(conversation, prompt, request)
+        prompt, dropped = self.prompt_of(request, conversation)
+        text, told = self.text_of(request, prompt)
         calibration = tuple(past.calibration.rows())
-        conversation.tokens = list(prompt)
+        known = [*prompt, *request.said]
+        conversation.tokens = list(known)
         with self.sequences(request) as (target, drafts):
             drafters = self.drafters(request, conversation.databases, stream, target, drafts)
             curve = loaded.curve_of(method) if drafters else None
-            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration)
-            events = decode(target, prompt, drafters, generation, method.drafting, cancelled, curve)
+            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, told)
+            drafting = method.drafting
+            events = decode(target, known, drafters, generation, drafting, cancelled, curve, text)
             try:
                 for event in events:
                     if isinstance(event, Step):
                         conversation.tokens += [token.id for token in event.tokens]
                     yield event
             finally:
-                if len(conversation.tokens) > len(prompt):
+                if len(conversation.tokens) > len(known):
                     self.emit(Calibrated(tuple(past.calibration.rows())))
                     if curve is not None:
                         self.emit(CostsMeasured(loaded.backend.info, loaded.costs))
@@ -243,6 +252,37 @@ class Local:
             else:
                 for sequence in opened.values():
                     sequence.close()
+
+    def prompt_of(self, request: Request, conversation: OpenConversation) -> tuple[list[int], int]:
+        """The prompt of a request, and how many messages it leaves out. Raises PromptError where
+        there is no room for more of an answer that is to go on, ModelError for another model."""
+        chat, context = self.loaded.chat, conversation.databases.context
+        if request.said and request.speaker != self.loaded.backend.info.fingerprint:
+            raise ModelError("Another model was loaded meanwhile. Have the answer go on once more.")
+        prompt, dropped = list(request.prompt), 0
+        if request.prompt and request.said:
+            context.expect(prompt)
+        elif request.messages:
+            if request.said:
+                prompt, dropped = chat.go_on(request.messages, request.said)
+            else:
+                prompt, dropped = chat.fit(request.messages, request.begun)
+            self.expect(conversation, prompt, request)
+        info, length = self.loaded.backend.info, len(prompt) + len(request.said)
+        if request.said and length >= info.context_length:
+            raise PromptError(
+                f"The answer cannot go on: with its prompt it has {length:,} tokens, and "
+                f"{info.name} reads at most {info.context_length:,}. Start a new conversation, or "
+                "load the model with a longer context."
+            )
+        return prompt, dropped
+
+    def text_of(self, request: Request, prompt: Sequence[int]) -> tuple[TextStream, str]:
+        """The text of an answer as far as it is there already, and what it has told of it."""
+        detokenize, stop = self.loaded.backend.detokenize, request.generation.stop
+        if request.begun:
+            return behind(detokenize, stop, prompt), ""
+        return resumed(detokenize, stop, request.said)
 
     def expect(
         self, conversation: OpenConversation, prompt: Sequence[int], request: Request

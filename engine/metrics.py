@@ -23,7 +23,8 @@ class Metrics:
     for it and accepted by it. `plain_seconds` is what plain decoding would have taken for these
     tokens at the load that the machine had, None where a step does not know, and
     `plain_prefill_seconds` the same for the prompt; `plain_steps` are the steps that drafted
-    nothing.
+    nothing. `resumed_seconds` is what reading took again where an answer was gone on with: it is
+    in no other figure, as one that is not interrupted does not need it.
     """
 
     tokens: int
@@ -48,6 +49,7 @@ class Metrics:
     plain_prefill_seconds: float | None = None
     plain_seconds: float | None = None
     plain_steps: int = 0
+    resumed_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -81,6 +83,7 @@ class Tally:
     def __init__(self) -> None:
         self.tokens = self.forwards = self.several = self.plain_steps = 0
         self.prefill_seconds = self.learning_seconds = self.first_seconds = 0.0
+        self.resumed_seconds = 0.0
         self.draft_seconds = self.verify_seconds = 0.0
         self.sample_seconds = self.other_seconds = 0.0
         self.plain_prefill_seconds: float | None = None
@@ -102,6 +105,10 @@ class Tally:
         elif event.tokens:
             self.count(event)
             self.clock(event)
+
+    def resume(self, prefill: Prefill) -> None:
+        """The run is gone on with, after this was read."""
+        self.resumed_seconds += prefill.seconds
 
     def count(self, step: Step) -> None:
         """What the step drafted and emitted."""
@@ -157,13 +164,21 @@ class Tally:
             plain_prefill_seconds=self.plain_prefill_seconds,
             plain_seconds=self.plain_seconds,
             plain_steps=self.plain_steps,
+            resumed_seconds=self.resumed_seconds,
         )
 
 
 def summarise(run: Run) -> Metrics:
     """The figures of one run."""
+    return tallied(run).metrics()
+
+
+def tallied(run: Run) -> Tally:
+    """A run that is counted, and may be gone on with."""
     tally = Tally()
     for event in (run.prefill, *run.steps, run.learned):
         if event is not None:
             tally.add(event)
-    return tally.metrics()
+    for part in run.parts:
+        tally.resume(part.prefill)
+    return tally

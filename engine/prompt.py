@@ -38,11 +38,12 @@ class Chat:
         text = self.text(messages)
         return splice(self.backend, text, self.tokens if known is None else known)
 
-    def text(self, messages: Sequence[Message]) -> str:
-        """The text of the prompt for the next answer. Raises PromptError as `prompt` does."""
+    def text(self, messages: Sequence[Message], begun: str = "") -> str:
+        """The text of the prompt for the next answer, and of what it has `begun` with. Raises
+        PromptError as `prompt` does."""
         if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
             raise PromptError("The message is empty. Write something first.")
-        return self.backend.render(messages)
+        return self.backend.render(messages) + begun
 
     def check(self, text: str) -> None:
         """Raise PromptError for a message that cannot be answered: empty, or too long even alone.
@@ -53,8 +54,9 @@ class Chat:
         if 2 * byte_count(self.text(messages)) > self.backend.info.context_length:
             self.fit(messages)
 
-    def fit(self, messages: Sequence[Message]) -> tuple[list[int], int]:
-        """The prompt for the next answer, and how many of the oldest messages it leaves out.
+    def fit(self, messages: Sequence[Message], begun: str = "") -> tuple[list[int], int]:
+        """The prompt for the next answer, with what that has `begun` with, and how many of the
+        oldest messages it leaves out.
 
         It keeps a system prompt, and a quarter of the context (at most 256 tokens) free for the
         answer. What is left out are whole exchanges, a block of them at a time. Where blocks end
@@ -70,7 +72,7 @@ class Chat:
         turns = [at for at, m in enumerate(rest) if not at or m.role == "user"] or [0]
         dropped, sizes = 0, list[int]()
         while True:
-            text, last = self.text([*head, *rest[dropped:]]), dropped == turns[-1]
+            text, last = self.text([*head, *rest[dropped:]], begun), dropped == turns[-1]
             size = room if last or self.cheap(text, room) else self.count(text)
             if size <= room:
                 prompt = splice(self.backend, text, self.tokens)
@@ -87,6 +89,13 @@ class Chat:
             blocks = -(-(before[dropped] + size - room) // block)
             later = (at for at in turns if at > dropped and before[at] >= blocks * block)
             dropped = next(later, turns[-1])
+
+    def go_on(self, messages: Sequence[Message], said: Sequence[int]) -> tuple[list[int], int]:
+        """The prompt in front of an answer of which these tokens were said, and how many of the
+        oldest messages it leaves out."""
+        _, dropped = self.fit(messages, self.backend.detokenize(said))
+        head = [m for m in messages[:1] if m.role == "system"]
+        return self.prompt([*head, *messages[len(head) + dropped :]]), dropped
 
     def sizes(self, messages: Sequence[Message], whole: int) -> list[int]:
         """About how many tokens each message adds to a prompt of so many: those of its own, and an

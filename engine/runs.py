@@ -15,17 +15,17 @@ from engine.drafting.costs import CostCurve
 from engine.methods import PLAIN, Method
 from engine.metrics import summarise
 from engine.settings import Generation, Sampling
-from engine.types import Event, Learned, Prefill, Run, Step
+from engine.types import Event, Learned, Prefill, Run
 
 
 class Collector:
-    """Collects the events of a planned run."""
+    """Collects the events of a planned run, or of one that is gone on with."""
 
     def __init__(self, plan: Run) -> None:
         self.plan = plan
-        self.prefill: Prefill | None = None
-        self.steps: list[Step] = []
-        self.learned: Learned | None = None
+        self.prefill = plan.prefill
+        self.steps = list(plan.steps)
+        self.learned = plan.learned
 
     def add(self, event: Event) -> None:
         """Take in the next event."""

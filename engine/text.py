@@ -77,3 +77,32 @@ def overlap(text: str, string: str) -> int:
     """The length of the longest proper prefix of `string` that `text` ends with."""
     longest = min(len(string) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
+
+
+def resumed(
+    detokenize: Callable[[Sequence[int]], str], stop: Sequence[str], tokens: Sequence[int]
+) -> tuple[TextStream, str]:
+    """The stream of an answer that has these tokens, as if it had never ended, and the text that
+    it has handed out.
+
+    A stop string that is in there already did not end it: they count from here on.
+    """
+    stream, told = TextStream(detokenize, stop), list[str]()
+    for token in tokens:
+        piece, stopped = stream.push(token)
+        told.append(piece)
+        if stopped:
+            stream, text = resumed(detokenize, (), tokens)
+            stream.stop = [string for string in stop if string]
+            return stream, text
+    return stream, "".join(told)
+
+
+def behind(
+    detokenize: Callable[[Sequence[int]], str], stop: Sequence[str], tokens: Sequence[int]
+) -> TextStream:
+    """The stream of an answer that goes on behind tokens whose text is handed out already."""
+    stream = TextStream(detokenize, stop)
+    stream.tokens = list(tokens[-WINDOW:])
+    stream.shown = len(detokenize(stream.tokens))
+    return stream

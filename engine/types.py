@@ -217,8 +217,22 @@ Event = Prefill | Step | Learned
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Where an answer was gone on with: from which step on, how, and what reading it again took."""
+
+    step: int
+    method: str
+    model: str
+    fingerprint: str
+    settings: Mapping[str, Any]
+    prefill: Prefill
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One answer as it was decoded, finished or under way: how it was made, and its events.
+
+    An answer that ended early and was gone on with has further `parts`.
 
     It was made by `method`, a name, on the model that is called `model` and has this `fingerprint`;
     `settings` are the generation's and the drafting's, as JSON can hold them. What is not known is
@@ -232,6 +246,7 @@ class Run:
     prefill: Prefill | None = None
     steps: tuple[Step, ...] = ()
     learned: Learned | None = None
+    parts: tuple[Part, ...] = ()
 
     @property
     def tokens(self) -> list[Token]:

@@ -69,7 +69,8 @@ class StoredMessage:
 
     It follows `parent`, None for a first one; `versions` are the ids of all messages that follow
     the same one, in the order in which they were made, itself included. An answer's `pieces` are
-    those of its run. One that was imported has pieces of its own.
+    those of its run. One that was imported has pieces of its own; where it was gone on with, those
+    of its run follow them.
     """
 
     id: str
@@ -288,6 +289,19 @@ class Conversations:
             query = "UPDATE messages SET content = content || ? WHERE id = ?"
             handle.execute(query, [clean(text), message_id])
 
+    def rewrite(
+        self, message_id: str, text: str, run_id: str, pieces: Iterable[Sequence[Any]] | None
+    ) -> None:
+        """Give an answer that is gone on with the text that it begins with, and its run; `pieces`
+        are those in front of its run's."""
+        with self._db.write() as handle:
+            self._touch(handle, self._conversation_of(message_id))
+            self._check_run(run_id)
+            handle.execute(
+                "UPDATE messages SET content = ?, run = ?, pieces = ? WHERE id = ?",
+                [clean(text), run_id, _pieces_json(pieces), message_id],
+            )
+
     def export(self, id: str) -> dict[str, Any]:
         """The conversation as JSON values, for `import_`; it names no owner, run or token log."""
         with self._db.read():
@@ -483,19 +497,36 @@ def _message(
     row: tuple[Any, ...], emitted: Mapping[str, list[tuple[int, object]]], tree: Tree
 ) -> StoredMessage:
     id, conversation, position, role, content, run_id, created, pieces = row
-    own = pieces is not None or run_id not in emitted
+    said = as_text(content)
     return StoredMessage(
         id,
         conversation,
         position,
         role,
-        as_text(content),
+        said,
         run_id,
         as_seconds(created),
-        _stored_pieces(pieces) if own else _emitted_pieces(emitted[run_id]),
+        _pieces(said, pieces, emitted.get(run_id)),
         tree.parents[id],
         tree.versions(id),
     )
+
+
+def _pieces(
+    content: str, stored: object, emitted: list[tuple[int, object]] | None
+) -> tuple[Piece, ...] | None:
+    """The pieces of a message: those of its run behind those that it has of its own, as far as
+    both say what it says. Of its own it has some where it was imported, or says something else."""
+    own = None if stored is None else _stored_pieces(stored)
+    tail = None if emitted is None else _emitted_pieces(emitted)
+    if stored is None or own is None or tail is None:
+        return tail if stored is None else own
+    return (*own, *tail) if text_of((*own, *tail)) == content else own
+
+
+def text_of(pieces: Iterable[Piece]) -> str:
+    """What pieces say."""
+    return "".join(piece.text for piece in pieces)
 
 
 def _emitted_pieces(emitted: list[tuple[int, object]]) -> tuple[Piece, ...] | None:

@@ -1,4 +1,5 @@
-"""The steps of runs in the file: a row each, appended and never changed.
+"""The steps of runs in the file: a row each, appended and never changed, but for the last one of an
+answer that is gone on with.
 
 They are the one place where an answer's tokens lie, with the text that each completes and the
 source that it came from: charts and the token view read the same rows. The engine's values come
@@ -26,6 +27,13 @@ def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) ->
     )
 
 
+def reopen(handle: sqlite_utils.Database, run_id: str, last: Step) -> None:
+    """Have a run end with this step, so that others can follow it."""
+    query = "DELETE FROM steps WHERE run = ? AND position >= ?"
+    handle.execute(query, [run_id, last.index])
+    insert(handle, run_id, [last])
+
+
 def read(db: Database, run_id: str) -> tuple[Step, ...]:
     """The steps of a run, in order. Raises whatever rows that were not stored here lead to."""
     rows = db.execute_read(
@@ -42,7 +50,7 @@ def tokens(db: Database, messages: str) -> dict[str, list[tuple[int, object]]]:
     are a JSON list."""
     rows = db.execute_read(
         "SELECT run, position, tokens FROM steps WHERE run IN (SELECT run FROM messages "
-        "WHERE id IN (SELECT value FROM json_each(?)) AND pieces IS NULL) "
+        "WHERE id IN (SELECT value FROM json_each(?))) "
         "ORDER BY run, position",
         [messages],
     )

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import sqlite_utils
 
 from engine.errors import StorageError
-from engine.types import Learned, Prefill, Run, Step
+from engine.types import Learned, Part, Prefill, Run, Step
 from storage import steps as rows_of
 from storage.conversations import Conversations
-from storage.database import Database
+from storage.database import Database, pack_tokens, unpack_tokens
 
 Kind = Literal["chat", "compare"]
 TRACE_COLUMNS = """runs.id, conversation, kind, model, fingerprints.name, method, emitted_tokens,
@@ -28,6 +28,9 @@ TRACE_COLUMNS = """runs.id, conversation, kind, model, fingerprints.name, method
 RUN_COLUMNS = """method, model, fingerprints.name, settings, prompt_tokens, reused_tokens,
     prefill_seconds, plain_prefill_seconds, learning_seconds
     FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+PARTS = """SELECT position, method, model, fingerprints.name, settings, prompt_tokens,
+    reused_tokens, prefill_seconds, plain_prefill_seconds
+    FROM parts JOIN fingerprints ON fingerprints.id = fingerprint WHERE run = ? ORDER BY position"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +61,23 @@ class Traces:
     KEPT = 2_000
     """The runs kept per owner, beside those of messages. Older ones are dropped with their steps.
     """
+    PROMPTS = 200
+    """The runs per owner of which the prompt's tokens are kept: 4 bytes each."""
 
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
         self._conversations = Conversations(db, owner)
         self._owner = db.key("owners", owner)
 
-    def save(self, run: Run, conversation_id: str | None = None, kind: Kind = "chat") -> str:
-        """Store a run in one transaction, and drop the oldest beyond `KEPT`. Returns its id.
+    def save(
+        self,
+        run: Run,
+        conversation_id: str | None = None,
+        kind: Kind = "chat",
+        prompt: Sequence[int] = (),
+    ) -> str:
+        """Store a run in one transaction, and drop the oldest beyond `KEPT`. Returns its id. With
+        the tokens of its prompt it can be gone on with to the token.
 
         Raises `StorageError` for a conversation this owner does not have.
         """
@@ -92,6 +104,9 @@ class Traces:
                 }
             )
             self.extend(run_id, run.steps, run.learned)
+            for part in run.parts:
+                self._keep_part(handle, run_id, part)
+            self._keep_prompt(handle, run_id, 0, prompt)
             self._drop_oldest(handle)
         return run_id
 
@@ -115,6 +130,32 @@ class Traces:
                 raise self._missing(run_id)
             rows_of.insert(handle, run_id, steps)
 
+    def go_on(self, run_id: str, last: Step, part: Part, prompt: Sequence[int] = ()) -> str:
+        """Store that a run goes on behind this step, which is its last one with tokens.
+
+        `prompt` are the tokens in front of the part, where these are not those of the run so far.
+        Returns the id of the run that goes on: a copy, where another message has this one. Raises
+        `StorageError` for a run this owner does not have.
+        """
+        with self._db.write() as handle:
+            self._row("runs.id FROM runs", run_id)
+            query = "SELECT count(*) FROM messages WHERE run = ?"
+            if self._db.execute_read(query, [run_id])[0][0] > 1:
+                run_id = _copy(handle, run_id)
+            rows_of.reopen(handle, run_id, last)
+            self._keep_part(handle, run_id, part)
+            self._keep_prompt(handle, run_id, part.step, prompt)
+        return run_id
+
+    def prompt(self, run_id: str) -> tuple[int, tuple[int, ...]] | None:
+        """The newest prompt of a run that is kept: the number of the step behind it, its tokens."""
+        self._row("runs.id FROM runs", run_id)
+        query = "SELECT position, tokens FROM prompts WHERE run = ? ORDER BY position DESC LIMIT 1"
+        for position, blob in self._db.execute_read(query, [run_id]):
+            if isinstance(blob, bytes) and blob and len(blob) % 4 == 0:
+                return int(position), unpack_tokens(blob)
+        return None
+
     def note(self, run_id: str, speedup: float | None, decode_speedup: float | None) -> None:
         """Store what a run was worth, measured after it; nothing for a run that is gone."""
         with self._db.write() as handle:
@@ -132,15 +173,16 @@ class Traces:
         with self._db.read():
             row = self._row(RUN_COLUMNS, run_id)
             with _checked(run_id):
-                method, model, fingerprint, settings, tokens, reused, *seconds, learning = row
+                method, model, fingerprint, settings, *read, learning = row
                 return Run(
                     method,
                     model,
                     fingerprint,
                     dict(json.loads(settings)),
-                    Prefill(int(tokens), int(reused), float(seconds[0]), _known(seconds[1])),
+                    _prefill(*read),
                     rows_of.read(self._db, run_id),
                     None if learning is None else Learned(float(learning)),
+                    tuple(_part(*each) for each in self._db.execute_read(PARTS, [run_id])),
                 )
 
     def history(self, limit: int = 100) -> list[Trace]:
@@ -170,6 +212,41 @@ class Traces:
         """The id, after making sure that the conversation is this owner's."""
         return None if conversation_id is None else self._conversations.get(conversation_id).id
 
+    def _keep_part(self, handle: sqlite_utils.Database, run_id: str, part: Part) -> None:
+        handle.table("parts").insert(
+            {
+                "run": run_id,
+                "position": part.step,
+                "model": part.model,
+                "fingerprint": self._db.key("fingerprints", part.fingerprint),
+                "method": part.method,
+                "settings": json.dumps(dict(part.settings)),
+                "prompt_tokens": part.prefill.tokens,
+                "reused_tokens": part.prefill.reused,
+                "prefill_seconds": part.prefill.seconds,
+                "plain_prefill_seconds": part.prefill.plain_seconds,
+                "created": time.time(),
+            },
+            replace=True,
+        )
+
+    def _keep_prompt(
+        self, handle: sqlite_utils.Database, run_id: str, step: int, tokens: Sequence[int]
+    ) -> None:
+        """Keep the tokens in front of a step. Only those of the newest runs stay."""
+        if not tokens:
+            return
+        handle.execute(
+            "INSERT OR REPLACE INTO prompts (run, position, tokens) VALUES (?, ?, ?)",
+            [run_id, step, pack_tokens(tokens)],
+        )
+        handle.execute(
+            "DELETE FROM prompts WHERE (SELECT owner FROM runs WHERE id = run) = :owner "
+            "AND run NOT IN (SELECT id FROM runs WHERE owner = :owner "
+            "ORDER BY created DESC, rowid DESC LIMIT :most)",
+            {"owner": self._owner, "most": self.PROMPTS},
+        )
+
     def _drop_oldest(self, handle: sqlite_utils.Database) -> None:
         """A message reads its tokens from its run, so that one lives as long as the message."""
         handle.execute(
@@ -178,6 +255,19 @@ class Traces:
             "AND NOT EXISTS (SELECT 1 FROM messages WHERE run = runs.id)",
             [self._owner, self.KEPT],
         )
+
+
+def _copy(handle: sqlite_utils.Database, run_id: str) -> str:
+    """Copy a run with all that belongs to it; the copy's id."""
+    copy = secrets.token_urlsafe(12)
+    for table, key in (("runs", "id"), ("steps", "run"), ("parts", "run"), ("prompts", "run")):
+        others = [column.name for column in handle.table(table).columns if column.name != key]
+        names = ", ".join(others)
+        handle.execute(
+            f"INSERT INTO {table} ({key}, {names}) SELECT ?, {names} FROM {table} WHERE {key} = ?",
+            [copy, run_id],
+        )
+    return copy
 
 
 MISSHAPEN = (
@@ -207,6 +297,14 @@ def _trace(row: tuple[Any, ...]) -> Trace:
         values[6:10] = int(row[6]), float(row[7]), int(row[8]), float(row[9])
         values[10:] = map(_known, row[10:])
     return Trace(*values)
+
+
+def _prefill(tokens: Any, reused: Any, seconds: Any, plain: Any) -> Prefill:
+    return Prefill(int(tokens), int(reused), float(seconds), _known(plain))
+
+
+def _part(step: Any, method: str, model: str, fingerprint: str, settings: str, *read: Any) -> Part:
+    return Part(int(step), method, model, fingerprint, dict(json.loads(settings)), _prefill(*read))
 
 
 def _known(value: Any) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from app.service.chat import Chat
 from app.service.comparison import Pace
+from app.service.continuing import chosen, going_on, keeps_text_of, one_run, parts_of
 from app.service.current import Current
 from app.service.draft_models import Stacks
 from app.service.history import Answered, History
@@ -33,7 +34,7 @@ from engine.engine import (
 )
 from engine.errors import EngineDied, StrataError
 from engine.queue import Waiting
-from engine.runs import keeps_text, planned
+from engine.runs import planned
 from engine.streams import Stream
 
 
@@ -71,7 +72,9 @@ class Growing:
                     self.started = event
                     self.kept = replace(self.kept, info=event.info)
                     method, generation = self.request.method, self.request.generation
-                    self.recorder.begin(planned(event.info, method, generation))
+                    told = event.told if self.request.said else None
+                    plan = planned(event.info, method, generation)
+                    self.recorder.begin(plan, event.prompt, told)
                 elif isinstance(event, Waiting):
                     yield event
                 elif not self.stores.save(event, self.kept):
@@ -98,17 +101,22 @@ class Growing:
                     self.recorder.add(event)
         self.recorder.close()
         method, generation, started = self.request.method, self.request.generation, self.started
-        if not self.recorder.pieces or started is None:
+        if not self.recorder.grown or started is None:
             return
+        run, begun = self.recorder.run, self.recorder.begun
+        if begun:
+            most = generation.max_tokens + len(begun.said)
+            generation = replace(generation, max_tokens=most)
         self.history.last[self.kept.owner, self.kept.conversation] = Answered(
             started.prompt,
             started.info,
             generation,
             method,
-            self.recorder.run,
+            run,
             started.calibration,
             self.recorder.run_id or None,
-            keeps_text(method, generation.sampling),
+            all(map(keeps_text_of, parts_of(run))),
+            begun is None or begun.exact and one_run(run),
         )
 
 
@@ -135,18 +143,17 @@ class Answering:
         before its turn had come, and Busy.
         """
         with self.tasks.begin(owner, conversation_id, asked=True) as task:
-            store = self.chat.conversations(owner)
-            task.wanted = task.wanted or self.chat.unanswered(owner, conversation_id)
-            others = store.following(conversation_id, task.wanted.after)
+            wanted = task.wanted = task.wanted or self.chat.unanswered(owner, conversation_id)
+            said = self.chat.said(owner, conversation_id, wanted)
             try:
-                yield from self.decoded(owner, conversation_id, preferences, task, task.wanted)
+                yield from self.decoded(owner, conversation_id, preferences, task, wanted)
                 return
             except EngineDied:
-                if store.following(conversation_id, task.wanted.after) != others:
+                if self.chat.said(owner, conversation_id, wanted) != said:
                     raise
             # Nothing of it was said: the next engine may do better.
             yield from self.revival.awaited(task)
-            yield from self.decoded(owner, conversation_id, preferences, task, task.wanted)
+            yield from self.decoded(owner, conversation_id, preferences, task, wanted)
 
     def decoded(
         self,
@@ -158,10 +165,19 @@ class Answering:
     ) -> Generator[Update | Waiting, None, None]:
         """`answer`, as one task."""
         yield from self.revival.loaded(task)
-        method, generation = preferences.chosen(), preferences.seeded()
-        messages = tuple(self.chat.prompt(owner, conversation_id, wanted.after))
-        profile = self.stacks.profile_for(generation.sampling)
-        request = Request(messages, (), generation, method, profile, owner, conversation_id)
+        begun = self.chat.begun(owner, conversation_id, wanted)
+        generation = chosen(begun, preferences) if begun else preferences.seeded()
+        request = Request(
+            tuple(self.chat.prompt(owner, conversation_id, wanted.after)),
+            (),
+            generation,
+            preferences.chosen(),
+            self.stacks.profile_for(generation.sampling),
+            owner,
+            conversation_id,
+        )
+        if begun:
+            request = going_on(request, begun, self.engine.state.info)
         recorder = Recorder(
             self.stores.database,
             owner,
@@ -169,6 +185,7 @@ class Answering:
             wanted.after,
             generation.sampling.seed,
             lambda write: self.notices.keep(owner, write),
+            begun,
         )
         wiped = self.stores.past_answers.wiped[owner]
         kept = Kept(owner, conversation_id, self.current.info, wiped)

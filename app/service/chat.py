@@ -7,6 +7,7 @@ what is deleted can be brought back for an hour.
 
 from contextlib import suppress
 
+from app.service.continuing import Begun, begun
 from app.service.history import History
 from app.service.revival import Revival
 from app.service.tasks import Tasks, Wanted
@@ -52,7 +53,8 @@ class Chat:
         store, wanted = self.conversations(owner), self.tasks.wanted(owner, conversation_id)
         token = store.delete_message(conversation_id, message_id)
         self.trash.remember(token, owner)
-        if wanted is not None and not store.has(conversation_id, wanted.after):
+        ends = wanted and (wanted.going_on or wanted.after)
+        if ends and not store.has(conversation_id, ends):
             self.tasks.stop(owner, conversation_id)
         return token
 
@@ -132,6 +134,28 @@ class Chat:
             store.show(conversation_id, message_id)
         self.tasks.ask(owner, conversation_id, Wanted(said[-1]))
 
+    def go_on(self, owner: str, conversation_id: str) -> None:
+        """Have the last answer go on where it stopped; a last message without one is answered.
+
+        Raises PromptError for one that the model ended by itself.
+        """
+        with suppress(EngineDied):
+            self.engine.check_turn(owner)
+        messages = self.conversations(owner).messages(conversation_id)
+        if not messages:
+            raise PromptError(NOTHING_SAID)
+        last = messages[-1]
+        if last.role == "user":
+            wanted = Wanted(last.id)
+        else:
+            if begun(self.database, owner, last).run.finish == "eos":
+                raise PromptError(
+                    "The model ended this answer, so there is no more of it. Answer the message "
+                    "again for another one."
+                )
+            wanted = Wanted(last.parent, last.id)
+        self.tasks.ask(owner, conversation_id, wanted)
+
     def unanswered(self, owner: str, conversation_id: str) -> Wanted:
         """An answer to the last message. Raises PromptError where there is none."""
         last = self.conversations(owner).last(conversation_id)
@@ -139,16 +163,30 @@ class Chat:
             raise PromptError(NOTHING_SAID)
         return Wanted(last)
 
-    def prompt(self, owner: str, conversation_id: str, to: str) -> list[Message]:
-        """The conversation up to a message as the model reads it; messages in a row by one role
-        become one.
+    def begun(self, owner: str, conversation_id: str, wanted: Wanted) -> Begun | None:
+        """The answer that is wanted, if it is one to go on with."""
+        if not wanted.going_on:
+            return None
+        store = self.conversations(owner)
+        return begun(self.database, owner, store.messages(conversation_id, to=wanted.going_on)[-1])
+
+    def said(self, owner: str, conversation_id: str, wanted: Wanted) -> object:
+        """What there is of a wanted answer: equal until there is more of it."""
+        store = self.conversations(owner)
+        if wanted.going_on:
+            return store.messages(conversation_id, False, wanted.going_on)[-1].content
+        return store.following(conversation_id, wanted.after)
+
+    def prompt(self, owner: str, conversation_id: str, to: str | None) -> list[Message]:
+        """The conversation up to a message as the model reads it, None: nothing of it; messages in
+        a row by one role become one.
 
         Chat templates expect roles to take turns, and a stopped answer may be empty.
         """
         store = self.conversations(owner)
         system = store.get(conversation_id).system_prompt.strip()
         messages = [Message("system", system)] if system else []
-        for stored in store.messages(conversation_id, pieces=False, to=to):
+        for stored in store.messages(conversation_id, pieces=False, to=to) if to else ():
             if not stored.content.strip():
                 continue
             if messages and messages[-1].role == stored.role:

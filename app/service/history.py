@@ -8,6 +8,7 @@ from app.service.latest import Latest
 from app.service.notices import Notices
 from engine.backends.base import BackendInfo
 from engine.compare import Speedup
+from engine.errors import PromptError
 from engine.methods import Method
 from engine.runs import worth
 from engine.settings import Generation
@@ -25,7 +26,8 @@ class Answered:
     """What it takes to decode the last answer again: its prompt and model, its settings, its run.
 
     `calibration` holds the evidence weights before it, `run_id` what the run is stored as;
-    `same_text` says whether decoding it again must give the same text.
+    `same_text` says whether decoding it again must give the same text. It is `one` run, unless it
+    went on with other settings or another model than it began with.
     """
 
     prompt: tuple[int, ...]
@@ -36,6 +38,7 @@ class Answered:
     calibration: tuple[CalibrationRow, ...]
     run_id: str | None
     same_text: bool = True
+    one: bool = True
 
 
 class History:
@@ -46,8 +49,14 @@ class History:
         self.last: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
 
     def provable(self, owner: str, conversation_id: str) -> Answered | None:
-        """The last answer of a conversation, if it is among those that are shown there."""
+        """The last answer of a conversation, if it is among those that are shown there. Raises
+        PromptError for one that no single run can prove."""
         found = self.last.get((owner, conversation_id))
+        if found is not None and not found.one:
+            raise PromptError(
+                "This answer went on with another model, or other settings, than it began with. "
+                "So no single run can prove it."
+            )
         if found is None or found.run_id is None:
             return found
         messages = Conversations(self.database, owner).messages(conversation_id, pieces=False)

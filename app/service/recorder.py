@@ -12,12 +12,13 @@ that is long, but for the text itself.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.metrics import Metrics, Tally
+from app.service.continuing import Begun, told_again
+from engine.metrics import Metrics, tallied
 from engine.runs import Collector
-from engine.types import NO_RUN, Event, Run, Step
+from engine.types import NO_RUN, Event, Learned, Part, Prefill, Run, Step
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces
@@ -34,6 +35,8 @@ class Recorder:
     It is shown, unless the message was answered otherwise meanwhile: then it is another version.
     `keep` does a write that may fail; one that failed is tried again. `message_id` and `run_id` are
     empty until there is text.
+
+    An answer that is gone on with (`begun`) stays as it is stored until more of it comes.
     """
 
     def __init__(
@@ -44,18 +47,28 @@ class Recorder:
         after: str | None,
         seed: int,
         keep: Callable[[Callable[[], Any]], Any],
+        begun: Begun | None = None,
     ) -> None:
         self.database, self.conversation_id, self.seed = database, conversation_id, seed
         self.keep = keep
         self.messages, self.traces = Conversations(database, owner), Traces(database, owner)
         self.after = after
         self.others = self.messages.following(conversation_id, after)
-        self.message_id = self.run_id = ""
-        self.pieces: list[Piece] = []
-        self.collector = Collector(NO_RUN)
-        self.tally = Tally()
+        self.begun, run = begun, begun.run if begun else NO_RUN
+        self.message_id = begun.message.id if begun else ""
+        self.run_id = begun.run_id if begun else ""
+        self.pieces: list[Piece] = list(begun.message.pieces or begun.head) if begun else []
+        self.given = len(self.pieces)
+        self.collector = Collector(run)
+        self.tally = tallied(run)
+        self.first = run.steps[-1].index + 1 if run.steps else 0
+        """The number of the first step that this one adds."""
+        self.part: Part | None = None
+        self.prompt: tuple[int, ...] = ()
         self.finish: str | None = None
-        self.stored = 0
+        self.stored = len(run.steps)
+        self.opened = begun is None
+        """Whether what is stored ends so that more can follow."""
         self.writing = threading.Lock()
         self.closed = threading.Event()
         self.thread: threading.Thread | None = None
@@ -70,18 +83,51 @@ class Recorder:
         """The answer so far as a run."""
         return self.collector.run
 
-    def begin(self, plan: Run) -> None:
-        """The answer's turn has come, and this is how it is made."""
-        self.collector.plan = plan
+    @property
+    def grown(self) -> bool:
+        """Whether anything was said."""
+        return len(self.pieces) > self.given
+
+    def begin(self, plan: Run, prompt: tuple[int, ...] = (), told: str | None = None) -> None:
+        """The answer's turn has come, and this is how it is made, behind this prompt; `told` is
+        what of an answer that is gone on with is certain."""
+        begun = self.begun
+        self.prompt = prompt
+        if begun is None or not begun.run_id:
+            self.collector.plan = plan
+            return
+        nothing = Prefill(0, 0)
+        self.part = Part(
+            self.first, plan.method, plan.model, plan.fingerprint, plan.settings, nothing
+        )
+        steps = self.collector.steps
+        steps[-1] = told_again([step for step in steps if step.index >= begun.start], told)
+        count = len(steps[-1].tokens)
+        self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
 
     def add(self, event: Event) -> None:
         """Take in one event."""
-        self.tally.add(event)
-        self.collector.add(event)
-        if not isinstance(event, Step):
-            return
-        self.finish = event.finish
-        self.pieces += [Piece.of(token, event.index) for token in event.tokens]
+        if isinstance(event, Step):
+            self.take(replace(event, index=self.first + event.index))
+        elif isinstance(event, Prefill) and self.part is not None:
+            self.part = replace(self.part, prefill=event)
+            plan = self.collector.plan
+            self.collector.plan = replace(plan, parts=(*plan.parts, self.part))
+            self.tally.resume(event)
+        else:
+            if isinstance(event, Learned):
+                event = Learned(event.seconds + self.tally.learning_seconds)
+            self.tally.add(event)
+            self.collector.add(event)
+
+    def take(self, step: Step) -> None:
+        """Take in a step."""
+        self.finish = step.finish
+        if not step.tokens and not self.opened:
+            return  # It was stopped before more of it came.
+        self.tally.add(step)
+        self.collector.add(step)
+        self.pieces += [Piece.of(token, step.index) for token in step.tokens]
         if self.finish:
             self.flush()
         elif self.thread is None:
@@ -104,27 +150,50 @@ class Recorder:
             run = self.run
             fresh = run.steps[self.stored :]
             text = "".join(token.text for step in fresh for token in step.tokens)
-            if not (over and run.tokens or fresh and (text or self.message_id)):
+            if not (over and run.tokens and self.opened or fresh and (text or self.message_id)):
                 return
-            message_id, run_id = self.message_id, self.run_id
+            ids = self.message_id, self.run_id
 
             def write() -> bool:
-                nonlocal message_id, run_id
+                nonlocal ids
                 with self.database.write():
-                    if self.message_id:
-                        self.messages.extend(message_id, text)
-                        self.traces.extend(run_id, fresh, run.learned)
-                        return True
-                    run_id = self.traces.save(run, self.conversation_id)
-                    id, after = self.conversation_id, self.after
-                    shown = self.messages.following(id, after) == self.others
-                    message = id, "assistant", text, run_id, None, after, shown
-                    message_id = self.messages.append(*message).id
+                    ids = self.write(run, fresh, text)
                 return True
 
             if self.keep(write):
-                self.message_id, self.run_id = message_id, run_id
-                self.stored = len(run.steps)
+                self.message_id, self.run_id = ids
+                self.stored, self.opened = len(run.steps), True
+
+    def write(self, run: Run, fresh: Sequence[Step], text: str) -> tuple[str, str]:
+        """Store these further steps of the answer; the ids of its message and its run."""
+        if not self.opened:
+            return self.message_id, self.go_on(run, fresh, text)
+        if self.message_id:
+            self.messages.extend(self.message_id, text)
+            self.traces.extend(self.run_id, fresh, run.learned)
+            return self.message_id, self.run_id
+        id, after = self.conversation_id, self.after
+        run_id = self.traces.save(run, id, prompt=self.prompt)
+        shown = self.messages.following(id, after) == self.others
+        message = self.messages.append(id, "assistant", text, run_id, None, after, shown)
+        return message.id, run_id
+
+    def go_on(self, run: Run, fresh: Sequence[Step], text: str) -> str:
+        """Store that an answer goes on with these steps; the id of its run."""
+        begun = self.begun
+        assert begun is not None
+        head = "".join(piece.text for piece in begun.head)
+        if self.part is None:
+            run_id = self.traces.save(run, self.conversation_id, prompt=self.prompt)
+            self.messages.rewrite(self.message_id, f"{head}{text}", run_id, begun.head)
+            return run_id
+        known = begun.said and begun.prompt
+        prompt = () if known else (*self.prompt, *begun.said)
+        run_id = self.traces.go_on(self.run_id, run.steps[self.stored - 1], self.part, prompt)
+        self.traces.extend(run_id, fresh, run.learned)
+        whole = "".join(token.text for token in run.tokens)
+        self.messages.rewrite(self.message_id, f"{head}{whole}", run_id, begun.head or None)
+        return run_id
 
     def close(self) -> None:
         """Store what is left, once the answer is over."""

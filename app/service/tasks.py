@@ -66,9 +66,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which answer of a conversation is wanted: one that follows the message `after`."""
+    """Which answer of a conversation is wanted: one that follows the message `after` (None: it is
+    the first message), or more of the answer `going_on` that does."""
 
-    after: str
+    after: str | None
+    going_on: str = ""
 
 
 @dataclass(eq=False, slots=True)

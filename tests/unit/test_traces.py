@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.errors import StorageError
-from engine.types import Learned, Prefill, Run, Step, Token
+from engine.types import Learned, Part, Prefill, Run, Step, Token
 from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
@@ -48,6 +48,10 @@ RUN = Run(
     prefill=Prefill(12, 3, 0.1 + 0.2, 0.1 + 0.1),
     steps=STEPS,
     learned=Learned(1e-3),
+    parts=(
+        Part(1, "plain", "other", "g", {"temperature": 1.0}, Prefill(19, 12, 0.1 + 0.7, 1e-9)),
+        Part(3, "hd", "toy", "f", {}, Prefill(25, 0, 0.25)),
+    ),
 )
 
 
@@ -116,6 +120,7 @@ def test_the_run_above_fills_every_field() -> None:
         (RUN, Run()),
         (RUN.prefill, Prefill(0, 0)),
         (RUN.learned, Learned()),
+        (RUN.parts[0], Part(-1, "", "", "", {}, Prefill(0, 0))),
         (STEPS[0], blank),
         (STEPS[0].tokens[0], blank.tokens[0]),
     )

@@ -100,7 +100,9 @@ def spoken(
         return (), None
     answer = session.generations.find(owner, conversation)
     store, wanted = session.chat.conversations(owner), answer.wanted if answer else None
-    there = wanted is not None and store.has(conversation, wanted.after)
+    if wanted is not None and wanted.after is None:
+        return (), answer
+    there = wanted and wanted.after and store.has(conversation, wanted.after)
     return store.messages(conversation, to=wanted.after if wanted and there else None), answer
 
 
