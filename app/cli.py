@@ -66,11 +66,16 @@ def serve(options: Options) -> None:
         threading.Thread(target=load, args=(models, loading), daemon=True).start()
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         skip_stubs()
-        from app.web import layout, server, stream
+        from app.web import layout, revisions, server, stream, vendor
 
         port = server.pick_port(options.host, options.port)
         blocks = layout.build(session, database.notices, options.password is not None)
-        address = server.launch(blocks, options, port, stream.routes(session.generations))
+        routes = [
+            *stream.routes(session.generations),
+            *revisions.routes(session),
+            *vendor.routes(),
+        ]
+        address = server.launch(blocks, options, port, routes)
         if options.made_up:
             print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
         print(f"Strata is ready at {address}", flush=True)

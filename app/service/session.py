@@ -24,6 +24,7 @@ from app.service.proofs import Proofs
 from app.service.revival import Revival, end_hung
 from app.service.stores import Stores
 from app.service.tasks import Tasks
+from app.service.watches import Watches
 from engine.backends.base import BackendInfo
 from engine.engine import Engine, State
 from engine.loaded import NO_MODEL_INFO
@@ -48,10 +49,9 @@ class Session:
         coming: BackendInfo = NO_MODEL_INFO,
     ) -> None:
         self.engine, self.database, self.guests = engine, database, guests
-        # what pages show: the conversation, how its tokens are drawn, the messages drawn by now
+        # what pages show: the conversation, and the messages drawn by now (see `chat_view.Drawn`)
         self.viewing: Latest[str, str | None] = Latest()
-        self.views: Latest[str, str] = Latest()
-        self.drawn: Latest[str, tuple[str, ...]] = Latest()
+        self.drawn: Latest[str, tuple[tuple[str, int], ...]] = Latest()
         # what is known and stored
         self.notices = Notices()
         self.current = Current(engine, folders, coming)
@@ -91,6 +91,7 @@ class Session:
             self.revival,
         )
         self.generations = Generations(self.answering.answer, self.tasks.wanted)
+        self.watches = Watches()
         engine.watch = self.follow
         self.follow(engine.state)
 

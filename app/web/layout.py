@@ -316,7 +316,7 @@ def wire_page(
         return remembered, remembered.get("conversation")
 
     def leave(request: gr.Request) -> None:
-        for known in (session.viewing, session.views, session.drawn):
+        for known in (session.viewing, session.drawn):
             known.pop(request.session_hash or "", None)
 
     event = blocks.load(arrive, memory, [memory, current], **AT_ONCE)

@@ -1,7 +1,7 @@
 """Messages and tokens as data for the browser. Text travels as data and becomes text nodes there.
 
-Nothing here builds markup from what a user or a model wrote: assets/tokens.js creates one text
-node per token, and the chat component gets plain strings that it sanitises itself.
+Nothing here builds markup from what a user or a model wrote: the scripts in assets/chat create
+text nodes, also where they format an answer as Markdown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,18 +42,35 @@ def percent(probability: float) -> int:
     return max(1, round(100 * probability)) if 0 < probability <= 1 else 0
 
 
-def turn(message: StoredMessage, sources: dict[str, int]) -> Data:
+def about(message: StoredMessage, goes_on: bool = False) -> Data:
+    """What stands below a message: its versions, its run, and whether it may be continued. Beside
+    these there may be a `note`, a plain sentence, and a `badge` of `text`, `kind` and `title`."""
+    told: Data = {"key": message.id, "role": message.role}
+    if len(message.versions) > 1:
+        told["versions"] = [*message.versions]
+    if message.run_id:
+        told["run"] = message.run_id
+    return {**told, "on": True} if goes_on else told
+
+
+def turn(message: StoredMessage, sources: dict[str, int], goes_on: bool = False) -> Data:
     """One message; without pieces (the user's, an imported answer) it is uncoloured text."""
-    shown: Data = {"key": message.id, "role": message.role}
+    told = about(message, goes_on)
     if message.pieces:
-        return {**shown, "groups": groups(message.pieces, sources)}
-    return {**shown, "text": message.content}
+        return {**told, "groups": groups(message.pieces, sources)}
+    return {**told, "text": message.content}
 
 
-def transcript(messages: Sequence[StoredMessage], kept: int = 0) -> Data:
-    """A stored conversation for the token view, which has drawn the first `kept` messages."""
+def transcript(messages: Sequence[StoredMessage], kept: int = 0, goes_on: bool = False) -> Data:
+    """A stored conversation for the token view, which has drawn the first `kept` messages. Whether
+    its last answer may be continued is told with it."""
     sources: dict[str, int] = {}
-    turns = [turn(message, sources) for message in messages[kept:]]
+    last = len(messages) - 1
+    turns = [
+        turn(message, sources, goes_on and at == last)
+        for at, message in enumerate(messages)
+        if at >= kept
+    ]
     after = messages[kept - 1].id if kept else ""
     return {"kept": kept, "after": after, "turns": turns, **legend(sources)}
 
@@ -61,11 +78,6 @@ def transcript(messages: Sequence[StoredMessage], kept: int = 0) -> Data:
 def legend(sources: Iterable[str]) -> Data:
     """The sources in the order of their numbers, and how those look that are no tier."""
     return {"sources": [*sources], "names": drafts(sources)}
-
-
-def bubbles(messages: Sequence[StoredMessage]) -> list[Data]:
-    """A conversation for the Markdown view."""
-    return [{"role": m.role, "content": m.content} for m in messages]
 
 
 def side_by_side(name: str, pieces: Sequence[Piece]) -> Data:

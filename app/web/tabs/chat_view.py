@@ -2,7 +2,8 @@
 under way, which arrives as a stream (app/web/stream.py).
 
 A page keeps what it has drawn. `Session.drawn` remembers which messages these are, so none is sent
-twice. A page that has drawn something else asks for the whole conversation.
+twice. A page that has drawn something else asks for the whole conversation. Each page also knows
+the conversation's revision, by which it notices what other pages do.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from app.web import render
 from app.web.metrics_panel import panel_values
 from app.web.wiring import Updates
 from engine.compare import Speedup
+from engine.errors import StorageError
 from engine.metrics import summarise
 from storage.conversations import StoredMessage
 from storage.traces import Traces
@@ -31,7 +33,10 @@ ENDINGS = {
     "context": "ended because the context is full",
     "cancelled": "stopped",
 }
-TOKENS, MARKDOWN = "Tokens", "Markdown"
+COMPLETE = ("eos", "stop")
+"""Endings of answers that there is no use in continuing."""
+Drawn = tuple[tuple[str, int], ...]
+"""Messages that a page has drawn: the id of each, and a digest of what it was told of it."""
 NUMBERS = count()
 """No two values of the token view are equal: an equal one would not be looked at."""
 
@@ -40,17 +45,12 @@ NUMBERS = count()
 class Parts:
     """The tab's components."""
 
-    view: gr.Radio
     tokens: gr.HTML
-    bubbles: gr.Chatbot
     empty: gr.Column
     examples: list[gr.Button]
     box: gr.Textbox
     send: gr.Button
     stop: gr.Button
-    again: gr.Button
-    edit: gr.Button
-    prove: gr.Button
     proof: gr.HTML
     figures: gr.HTML
     editing: gr.State
@@ -58,13 +58,7 @@ class Parts:
 
 def stored(parts: Parts) -> list[Block]:
     """The components that `shown` updates."""
-    views = [parts.tokens, parts.bubbles, parts.empty]
-    return [*views, parts.send, parts.stop, parts.again, parts.edit, parts.prove]
-
-
-def view_of(session: Session, request: gr.Request) -> str:
-    """The view that a page has chosen."""
-    return session.views.get(request.session_hash or "", TOKENS)
+    return [parts.tokens, parts.empty, parts.send, parts.stop]
 
 
 def told_tokens(
@@ -73,22 +67,39 @@ def told_tokens(
     messages: Sequence[StoredMessage],
     answer: Answer | None = None,
     adopted: str = "",
+    goes_on: bool = False,
 ) -> render.Data:
     """What the token view is sent: the messages that it has not drawn, and which answer to follow.
 
     `adopted` is the message that an answer was stored as, where the page has drawn all of it.
-    In the Markdown view it shows nothing, and an answer's tokens go there.
     """
-    here, seen = request.session_hash or "", view_of(session, request) == TOKENS
-    before, now = session.drawn.get(here) or (), tuple(m.id for m in messages) if seen else ()
-    kept = len(commonprefix([(*before, *([adopted] if adopted else ())), now]))
+    here, now = request.session_hash or "", drawn_of(messages, goes_on)
+    before = session.drawn.get(here) or ()
+    kept = len(commonprefix([(*before, *(now[-1:] if adopted else ())), now]))
     session.drawn[here] = now
-    value = {**render.transcript(messages if seen else (), kept), "number": next(NUMBERS)}
+    value = {**render.transcript(messages, kept, goes_on), "number": next(NUMBERS)}
     if adopted:
-        value["adopt"] = adopted
+        value["adopt"] = render.about(messages[-1], goes_on)
     if answer is not None:
-        value["stream"] = {"token": answer.token, "shown": seen}
+        value["stream"] = {"token": answer.token}
     return value
+
+
+def drawn_of(messages: Sequence[StoredMessage], goes_on: bool) -> Drawn:
+    """What a page that was told these messages has drawn."""
+    last = len(messages) - 1
+    return tuple(
+        (m.id, hash((len(m.content), len(m.pieces or ()), m.versions, goes_on and at == last)))
+        for at, m in enumerate(messages)
+    )
+
+
+def watched(session: Session, owner: str, conversation: str | None) -> render.Data:
+    """By which a page notices that another one changed the conversation."""
+    if not conversation:
+        return {}
+    revision = session.chat.revision(owner, conversation)
+    return {"watch": {"token": session.watches.name(owner, conversation), "revision": revision}}
 
 
 def spoken(
@@ -106,32 +117,38 @@ def spoken(
     return store.messages(conversation, to=wanted.after if wanted and there else None), answer
 
 
+def may_go_on(session: Session, owner: str, messages: Sequence[StoredMessage]) -> bool:
+    """Whether the last answer ended before its end: it was stopped, cut off or is too long."""
+    if not messages or messages[-1].role == "user" or messages[-1].run_id is None:
+        return False
+    try:
+        finish = Traces(session.database, owner).load(messages[-1].run_id).finish
+    except StorageError:
+        return False
+    return finish not in COMPLETE
+
+
 def viewed(
-    session: Session,
-    parts: Parts,
-    request: gr.Request,
-    messages: Sequence[StoredMessage],
-    answer: Answer | None,
-) -> Updates:
-    """The messages in the view that is looked at. The hidden one holds nothing: what it would
-    render, nobody has asked to see."""
-    seen = view_of(session, request) == MARKDOWN
-    return {
-        parts.tokens: told_tokens(session, request, messages, answer),
-        parts.bubbles: render.bubbles(messages if seen else ()),
-    }
+    session: Session, request: gr.Request, owner: str, conversation: str | None
+) -> tuple[render.Data, bool, bool]:
+    """A conversation for the token view, as it is stored or grows; whether there is something in
+    it, and whether an answer is under way."""
+    watch = watched(session, owner, conversation)  # First: what comes after it is looked at again.
+    messages, answer = spoken(session, owner, conversation)
+    goes_on = answer is None and may_go_on(session, owner, messages)
+    value = told_tokens(session, request, messages, answer, goes_on=goes_on)
+    return {**value, **watch}, bool(messages), answer is not None
 
 
 def shown(
     session: Session, parts: Parts, request: gr.Request, owner: str, conversation: str | None
 ) -> Updates:
     """Everything that shows a conversation, as it is stored or grows."""
-    messages, answer = spoken(session, owner, conversation)
-    busy = answer is not None or session.tasks.busy(owner, conversation or "")
+    value, there, growing = viewed(session, request, owner, conversation)
     return {
-        **viewed(session, parts, request, messages, answer),
-        parts.empty: gr.update(visible=not messages),
-        **working(parts, busy),
+        parts.tokens: value,
+        parts.empty: gr.update(visible=not there),
+        **working(parts, growing or session.tasks.busy(owner, conversation or "")),
     }
 
 
@@ -140,21 +157,27 @@ def ended(
 ) -> Updates:
     """What an answer that is over changes on a page that has drawn so many of its tokens: as good
     as nothing, where these are all."""
-    messages, other = spoken(session, answer.owner, answer.conversation)
+    owner, conversation = answer.owner, answer.conversation
+    watch = watched(session, owner, conversation)
+    messages, other = spoken(session, owner, conversation)
     complete = drawn == answer.tokens and messages and messages[-1].id == answer.message_id
     if other is not None or not complete:
-        return shown(session, parts, request, answer.owner, answer.conversation)
-    return {
-        parts.tokens: told_tokens(session, request, messages, adopted=answer.message_id),
-        **working(parts, False),
-    }
+        return shown(session, parts, request, owner, conversation)
+    finish = answer.update.finish if answer.update else None
+    value = told_tokens(
+        session,
+        request,
+        messages,
+        adopted=answer.message_id,
+        goes_on=finish not in COMPLETE,
+    )
+    return {parts.tokens: {**value, **watch}, **working(parts, False)}
 
 
 def blank(session: Session, parts: Parts, request: gr.Request) -> Updates:
     """A conversation of which nothing can be shown."""
     return {
         parts.tokens: told_tokens(session, request, ()),
-        parts.bubbles: render.bubbles(()),
         parts.empty: gr.update(visible=False),
         parts.figures: gr.skip(),
         **working(parts, False),
@@ -174,12 +197,8 @@ def last_figures(session: Session, owner: str, conversation: str | None) -> rend
 
 
 def working(parts: Parts, busy: bool) -> Updates:
-    """Send or Stop, and whether the actions can be used."""
-    return {
-        parts.send: gr.update(visible=not busy),
-        parts.stop: gr.update(visible=busy),
-        **{b: gr.update(interactive=not busy) for b in (parts.again, parts.edit, parts.prove)},
-    }
+    """Send or Stop."""
+    return {parts.send: gr.update(visible=not busy), parts.stop: gr.update(visible=busy)}
 
 
 def ending(update: Update) -> str:

@@ -1,0 +1,2 @@
+watch("value", draw);
+draw();

@@ -1,0 +1,100 @@
+// A turn as Markdown, drawn while it grows. A top-level block is final once another one begins in a
+// line that is complete: such blocks are kept, and only what follows them is parsed and drawn again.
+// In the end all is parsed once more, so that a finished answer never depends on how it came.
+//
+// Turns that were stored are formatted the newest first, and for a few milliseconds at a time.
+const SLICE_MS = 12;
+const LONGEST_TEXT = 200000; // characters; a longer turn is shown as it is written
+const later = new Set();
+let raw = false;
+
+// Draw a part of a text into `page.box`. `page` remembers what of it is final.
+function drawProse(run, page, text, from, to, over) {
+  const begins = !page.fresh || page.from !== from || over;
+  if (begins) Object.assign(page, { from, at: from, last: null, fresh: true });
+  const blocks = blocksOf(run, text.slice(page.at, to), page.at);
+  if (!blocks) return false;
+  const plan = blocks.flatMap((block) => block.kids);
+  patch(page.box, plan, page.last ? page.last.nextSibling : page.box.firstChild);
+  if (over) page.fresh = false;
+  else settle(page, blocks, text.lastIndexOf("\n", to - 1));
+  return true;
+}
+
+// Blocks before the last one that begins in a complete line are final.
+function settle(page, blocks, complete) {
+  let open = blocks.length - 1;
+  while (open > 0 && blocks[open].from > complete) open -= 1;
+  if (open <= 0) return;
+  const nodes = blocks.slice(0, open).reduce((sum, block) => sum + block.kids.length, 0);
+  let node = page.last ? page.last.nextSibling : page.box.firstChild;
+  for (let step = 1; step < nodes && node; step += 1) node = node.nextSibling;
+  if (node) Object.assign(page, { last: node, at: blocks[open].from });
+}
+
+function drawFormatted(turn) {
+  const { run, box } = turn;
+  const text = run.texts.length ? run.text : turn.said.replaceAll("\r", "");
+  if (!turn.page) {
+    box.replaceChildren();
+    const inside = document.createElement("div");
+    inside.className = "prose";
+    box.append(inside);
+    turn.page = { box: inside };
+  }
+  const found = thoughtOf(text, turn.about.thinking);
+  if (found) drawThought(turn, text, found);
+  else if (turn.thought) {
+    turn.thought.box.remove();
+    turn.thought = null;
+  }
+  const from = found ? found.answer : 0;
+  const known = text.length <= LONGEST_TEXT;
+  if (known && drawProse(run, turn.page, text, from, text.length, !turn.growing)) return;
+  patch(turn.page.box, asWritten(run, text.slice(from), from).kids);
+}
+
+function drawBody(turn) {
+  if (turn.role === "user") write(turn.box, turn.said);
+  else if (raw && turn.run.texts.length) putTokens(turn);
+  else if (turn.growing) drawFormatted(turn);
+  else {
+    later.add(turn);
+    if (later.size === 1) setTimeout(drawLater);
+  }
+}
+
+function drawLater() {
+  // Without the parser they would be drawn twice. `redraw` comes with it.
+  if (!library("markdown") && !failed.has("markdown")) return later.clear();
+  const until = performance.now() + SLICE_MS;
+  for (const turn of [...later].reverse()) {
+    later.delete(turn);
+    drawFormatted(turn);
+    foot(turn);
+    if (performance.now() > until) break;
+  }
+  stick();
+  if (later.size) setTimeout(drawLater);
+}
+
+function clearBody(turn) {
+  later.delete(turn);
+  if (standing && turn.box.contains(standing.span)) stand(null);
+}
+
+// Draw everything anew: another view was chosen, or a library has come.
+function redraw(empty = false) {
+  for (const turn of drawn) {
+    if (turn.role === "user") continue;
+    if (empty) {
+      clearBody(turn);
+      Object.assign(turn, { drawn: 0, last: null, page: null, thought: null });
+      turn.box.replaceChildren();
+    } else if (turn.page) turn.page.fresh = false;
+    show(turn);
+  }
+  stick();
+}
+
+body = { draw: drawBody, clear: clearBody };

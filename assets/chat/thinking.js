@@ -1,0 +1,64 @@
+// What a model thought before it answered: between <think> and </think> at the beginning of what it
+// said. A template may have opened the thinking already, so that only its end is written.
+const OPENED = /^\s*<think(?:ing)?>/;
+const CLOSED = /<\/think(?:ing)?>/;
+const CLOSED_ALONE = /(?:^|\n)\s*<\/think(?:ing)?>[ \t]*(?:\n|$)/;
+
+// Where the thinking and the answer stand: { from, to, answer, over }; null where nothing was thought.
+function thoughtOf(text, opened = false) {
+  const begun = OPENED.exec(text);
+  const from = begun ? begun[0].length : 0;
+  const end = (begun || opened ? CLOSED : CLOSED_ALONE).exec(text.slice(from));
+  if (!begun && !opened && !end) return null;
+  if (!end) return { from, to: text.length, answer: text.length, over: false };
+  const [mark] = /<\/think(?:ing)?>/.exec(end[0]);
+  const to = from + end.index + end[0].indexOf(mark);
+  return { from, to, answer: to + mark.length, over: true };
+}
+
+// How many tokens begin in a part of the text.
+function tokensIn(run, from, to) {
+  return to > from ? firstFrom(run, to) - firstFrom(run, from) : 0;
+}
+
+function firstFrom(run, offset) {
+  if (!run.ends.length || offset >= run.text.length) return run.ends.length;
+  const token = tokenAt(run, offset);
+  return startOf(run, token) < offset ? token + 1 : token;
+}
+
+function seconds(ms) {
+  return ms < 10000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms / 1000) + " s";
+}
+
+// The folded box of a turn's thoughts; what is folded is drawn when it is opened.
+function thoughtBox(turn) {
+  if (turn.thought) return turn.thought;
+  const box = document.createElement("details");
+  const head = document.createElement("summary");
+  const inside = document.createElement("div");
+  box.className = "thought";
+  inside.className = "prose";
+  box.append(head, inside);
+  box.addEventListener("toggle", () => show(turn));
+  turn.thought = { box, head, page: { box: inside } };
+  turn.box.prepend(box);
+  return turn.thought;
+}
+
+function drawThought(turn, text, found) {
+  const { box, head, page: inside } = thoughtBox(turn);
+  const { run } = turn;
+  const mine = live && live.turn === turn ? live : null;
+  if (mine && mine.thinkingSince === undefined) mine.thinkingSince = performance.now();
+  if (mine && found.over && mine.thoughtMs === undefined) {
+    turn.thoughtMs = mine.thoughtMs = performance.now() - mine.thinkingSince;
+  }
+  const count = tokensIn(run, found.from, found.to);
+  const said = run.texts.length ? `${count.toLocaleString("en")} token${count === 1 ? "" : "s"}` : "";
+  const time = turn.thoughtMs ? `, ${seconds(turn.thoughtMs)}` : "";
+  const done = found.over || !turn.growing;
+  write(head, done ? `Thought${said && " for " + said}${time}` : `Thinking … ${said}`);
+  box.classList.toggle("going", !done);
+  if (box.open) drawProse(run, inside, text, found.from, found.to, done);
+}

@@ -1,0 +1,326 @@
+"""An answer as Markdown: every character keeps the colour of its token, however it grew, and
+nothing in it runs, hangs or is lost."""
+
+import re
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from engine.types import CONTEXT, MODEL, STATISTICS, TARGET
+from storage.conversations import Piece
+from tests.support.hostile import PAYLOADS, references
+from tests.support.message_view import cut, draw, grouped, message_view, words
+
+pytestmark = pytest.mark.browser
+SOURCES = (CONTEXT, TARGET, MODEL, STATISTICS, CONTEXT, TARGET, TARGET)
+NASTY = r"""# Alpha *bravo* charlie
+
+Delta **echo foxtrot**, *golf*, ***hotel***, ~~india~~, `juliet kilo`, ``lima ` mike`` and \*november\*
+oscar [papa **quebec**](https://example.org/wherever "somewhere") romeo &amp; sierra &lt; tango\
+uniform $5 victor $10 whiskey, snake_xray_yankee, 2*zulu*3, [anton] * berta.
+
+Caesar dora
+-----------
+
+- emil
+- friedrich **gustav** `heinrich`
+  ida lazily
+
+  julius
+  1. kaufmann
+  2. ludwig
+     > martha
+     > nordpol **otto**
+- [ ] paula
+
+> quelle *richard*
+> > samuel `schule`
+theodor
+
+| ulrich | viktor | wilhelm\|xanthippe |
+|:-------|-------:|:------:|
+| ypsilon **zacharias** | `aachen` | berlin \| chemnitz |
+| duesseldorf |
+
+```python
+def essen(frankfurt: str) -> None:  # goslar
+    print("hamburg", frankfurt)
+```
+
+1. ingelheim
+   ```js
+   const jena = "koeln";
+   ```
+	leipzig
+
+	    muenchen
+
+Nuernberg ![offenbach](https://example.org/potsdam.png) [![quickborn](https://example.org/a.png)](https://example.org/b)
+<https://rostock.example/stuttgart> <b>tuebingen</b> ulm  
+voelklingen   wuppertal
+"""
+HIDDEN = {"https", "example", "org", "wherever", "somewhere", "potsdam", "png", "python"}
+"""Words of the sample that are addresses or names of languages, and are not shown as text."""
+SPANS = """() => [...document.querySelectorAll(".answered .tok")]
+  .filter((node) => !node.closest(".maths"))
+  .map((node) => [node.textContent, node.source, node.run.steps[node.first]])"""
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    with message_view(browser) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("lengths", [(1,), (2, 3, 1, 5), (7, 4, 9), (40,)])
+def test_every_character_has_the_colour_of_its_token(page: Page, lengths: tuple[int, ...]) -> None:
+    """Each word stands once in the sample, so the sources of its characters can be looked up there,
+    whatever stands around it."""
+    pieces = cut(NASTY, lengths, SOURCES)
+    draw(page, pieces)
+    sources = [piece.source for piece in pieces for _ in piece.text]
+    spans = page.evaluate(SPANS)
+    shown = [(character, source) for text, source, _ in spans for character in text]
+    text = "".join(character for character, _ in shown)
+    wanted = [word for word in words(NASTY) if word not in HIDDEN and NASTY.count(word) == 1]
+    assert len(wanted) > 80
+    for word in wanted:
+        place, at = text.index(word), NASTY.index(word)
+        drawn = [source for _, source in shown[place : place + len(word)]]
+        assert drawn == sources[at : at + len(word)], word
+
+
+def test_what_is_formatted_is_what_markdown_means(page: Page) -> None:
+    draw(page, cut(NASTY, (3,), SOURCES))
+    prose = page.locator(".prose")
+    for selector, text in {
+        "h3.h1": "Alpha bravo charlie",
+        "h4.h2": "Caesar dora",
+        "p > strong": "echo foxtrot",
+        "s": "india",
+        "p > code": "juliet kilo",
+        "ul > li > ol > li > blockquote strong": "otto",
+        "blockquote blockquote code": "schule",
+        "th.center": "wilhelm|xanthippe",
+        "td.right code": "aachen",
+        "li .code .hljs-keyword": "const",
+    }.items():
+        expect(prose.locator(selector).first).to_have_text(text)
+    assert prose.locator("img").count() == 0
+    links = prose.locator("a").evaluate_all("all => all.map((a) => [a.textContent, a.rel, a.target])")
+    assert [text for text, _, _ in links] == [
+        "papa quebec", "offenbach", "quickborn", "https://rostock.example/stuttgart",
+    ]  # fmt: skip
+    assert {(rel, target) for _, rel, target in links} == {("noopener noreferrer", "_blank")}
+    assert "*november*" in prose.inner_text() and "<b>tuebingen</b>" in prose.inner_text()
+
+
+GROW = """([groups, sources, sizes]) => {
+  const run = view.newRun();
+  const turn = view.begin("growing", "assistant", run);
+  view.grows(turn, true);
+  const tokens = [];
+  let step = 0;
+  for (const [number, match, steps, texts, percents] of groups) {
+    step += steps;
+    texts.forEach((text, i) => tokens.push([number, match, step, text, percents[i]]));
+  }
+  const fresh = () => {
+    const other = view.begin("fresh", "assistant", run);
+    view.grows(other, true);
+    view.show(other);
+    const drawn = other.box.innerHTML;
+    view.drawn().pop();
+    other.frame.remove();
+    return drawn;
+  };
+  const wrong = [];
+  let kept = 0;
+  let before = 0;
+  for (let at = 0; at < tokens.length;) {
+    const some = tokens.slice(at, at + sizes[at % sizes.length]);
+    for (const [number, match, step, text, percent] of some) {
+      view.take(run, [[number, match, step - before, [text], [percent]]], run.texts.length, sources);
+      before = step;
+    }
+    at += some.length;
+    const first = turn.page && turn.page.box.firstChild;
+    view.show(turn);
+    kept += first === turn.page.box.firstChild ? 1 : 0;
+    if (turn.box.innerHTML !== fresh()) wrong.push(run.text);
+  }
+  view.grows(turn, false);
+  view.show(turn);
+  return [wrong, kept, turn.page.at];
+}"""
+
+
+@pytest.mark.parametrize("sizes", [[1], [5, 1, 3], [29]])
+def test_a_growing_answer_is_at_any_time_what_it_is_when_drawn_at_once(
+    page: Page, sizes: list[int]
+) -> None:
+    draw(page)
+    groups, sources = grouped(cut(NASTY, (2, 3, 1, 5), SOURCES))
+    wrong, kept, at = page.evaluate(GROW, [groups, sources, sizes])
+    assert wrong == []
+    assert kept > 10 * len(sizes) and at > len(NASTY) / 2, "what is final is not drawn again"
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas"),
+    [
+        ("so $x^2$ is", ["x^2"]),
+        ("so $$x^2$$ is", ["x^2"]),
+        (r"so \(a\) and \[b\] are", ["a", "b"]),
+        ("$$\n\\frac{1}{2}\n$$", ["\n\\frac{1}{2}\n"]),
+        ("\\[\nx_1\n\\]\nand on", ["\nx_1\n"]),
+        ("> $$\n> y\n> $$", ["\ny\n"]),
+        ("| a |\n|---|\n| $z$ |", ["z"]),
+        ("**$n$-th** and ($k$)", ["n", "k"]),
+        ("from $5 to $10", []),
+        ("$5, $10 and $20", []),
+        ("it costs $5 or 10$ there", []),
+        ("US$5 and US$6", []),
+        ("$5-$10", []),
+        ("`$x$` and \\$x\\$", []),
+        ("$ x $ and $x $", []),
+        ("an $open one", []),
+        ("$$\nopen\n\nand no maths", []),
+    ],
+)
+def test_dollars_are_maths_only_where_maths_is_meant(
+    page: Page, text: str, formulas: list[str]
+) -> None:
+    draw(page, cut(text, (3,), SOURCES))
+    there = page.locator(".prose .maths")
+    plans = there.evaluate_all("all => all.map((node) => node.plan.tex)")
+    assert [tex.strip() for tex in plans] == [tex.strip() for tex in formulas]
+    assert there.locator(".katex").count() == len(formulas)
+
+
+def test_maths_that_is_none_is_shown_as_it_is_written(page: Page) -> None:
+    draw(page, cut(r"So $\frac{1}{$ and $\nosuch{a}$ end.", (2,), SOURCES))
+    expect(page.locator(".prose .maths code")).to_have_count(2)
+    expect(page.locator(".prose")).to_contain_text(r"\frac{1}{")
+
+
+def thought(page: Page) -> Any:
+    return page.locator(".answered details.thought")
+
+
+@pytest.mark.parametrize("opening", ["<think>\n", "<thinking>", "\n<think>", ""])
+def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: str) -> None:
+    """Also where the template has opened it, and only its end is written."""
+    closing = "\n</thinking>\n\n" if opening == "<thinking>" else "\n</think>\n\n"
+    inside, said = "Let me *count* up.", "It is **four**."
+    parts = [part for part in (opening, *re.findall(r"\w+|\W+", inside), closing, "It is ") if part]
+    pieces = [Piece(part, MODEL, 1, n, n, 0.5) for n, part in enumerate([*parts, "**four**."])]
+    draw(page, pieces)
+    text = "".join(piece.text for piece in pieces)
+    summary = thought(page).locator("summary")
+    tokens = len(re.findall(r"\w+|\W+", inside)) + 1  # The mark that ends it has a line break.
+    expect(summary).to_have_text(re.compile(rf"Thought for {tokens} tokens"))
+    expect(page.locator(".answered > .prose")).to_have_text("It is four.")
+    expect(page.locator(".counted")).to_have_text(f"2 tokens, and {tokens} of thinking")
+    expect(thought(page).locator(".prose")).to_be_hidden()
+    summary.click()
+    expect(thought(page).locator("em")).to_have_text("count")
+    assert page.evaluate("view.answerOf(view.drawn()[0])") == said
+    assert page.evaluate("view.drawn()[0].box.raw()") == text
+    page.locator("[data-view=tokens]").click()
+    assert page.locator(".answered").text_content() == text, "every token is in the other view"
+    page.locator("[data-view=formatted]").click()
+
+
+def test_thinking_is_seen_while_it_goes_on(page: Page) -> None:
+    draw(page)
+    grow = """(text) => {
+      const run = view.newRun();
+      view.take(run, [[0, 0, 0, text.match(/.{1,4}/gs), text.match(/.{1,4}/gs)]], 0, ["context"]);
+      const turn = view.begin("growing", "assistant", run);
+      view.grows(turn, true);
+      view.show(turn);
+    }"""
+    page.evaluate(grow, "<think>\nThis takes some time")
+    expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
+    thought(page).locator("summary").click()
+    expect(thought(page).locator(".prose")).to_have_text("This takes some time")
+    draw(page, cut("What `</think>` ends is no thinking here.", (4,), SOURCES))
+    expect(thought(page)).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 20_000,
+        "[a](" * 5000,
+        ">" * 20_000 + " x",
+        "- " * 5000 + "x",
+        "\n".join(" " * n + "- x" for n in range(500)),
+        "*" * 20_000 + "a" + "*" * 20_000,
+        "*a **b " * 3000,
+        "`" * 9999 + " " + "".join("`" * n + " " for n in range(200)),
+        "$a " * 7000,
+        r"\(a " * 5000,
+        "![" * 10_000,
+        "<a@" * 7000,
+        "$$\n" + "{" * 5000 + "\n$$",
+        r"$$\def\a{\a\a}\a$$",
+        "|a" * 500 + "\n" + "|-" * 500 + "\n" + ("|a" * 500 + "\n") * 20,
+        "```js\n" + "/a" * 8000,
+        "```python\n" + "x = '" * 4000,
+        "<think>" * 2000,
+    ],
+    ids=range(18),
+)
+def test_no_markdown_hangs_the_page_or_loses_its_words(page: Page, text: str) -> None:
+    draw(page, cut(text, (400,), SOURCES))
+    assert page.evaluate("view.drawn()[0].box.raw()") == text
+    assert page.evaluate("document.querySelectorAll('.answered *').length") < 60_000
+    last = re.findall(r"[a-z]", text)[-1:]
+    assert not last or last[0] in (page.locator(".answered").text_content() or "")
+
+
+def test_hostile_markdown_is_inert(page: Page) -> None:
+    hostile = [*PAYLOADS, *references("http://198.51.100.7")]
+    for text in (*hostile, "\n\n".join(hostile)):
+        draw(page, cut(text, (3,), SOURCES))
+        risky = ":is(script, iframe, object, embed, img, video, audio, form, input, style, link)"
+        assert page.locator(f".answered {risky}").count() == 0
+        assert page.locator(".answered :is([onerror], [onload], [onfocus], [onclick])").count() == 0
+        links = page.locator(".answered a").evaluate_all("all => all.map((a) => a.href)")
+        assert all(re.match(r"(https?://|mailto:)", link) for link in links), links
+
+
+def test_hover_and_arrows_tell_of_every_token_of_a_formatted_answer(page: Page) -> None:
+    text = "**One** two `three` four\n\n- five"
+    pieces = cut(text, (3,), (CONTEXT, TARGET))
+    draw(page, pieces)
+    ends = [*accumulate(len(piece.text) for piece in pieces)]
+    page.locator(".tok", has_text="ree").hover()
+    position = 1 + next(n for n, end in enumerate(ends) if end > text.index("ree"))
+    expect(page.locator(".inspector")).to_contain_text(f"position {position}")
+    page.locator(".answered").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".inspector")).to_contain_text("position 1")
+    page.keyboard.press("End")
+    expect(page.locator(".inspector")).to_contain_text(f"position {len(pieces)}")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".tok.at")).to_have_count(1)
+
+
+def test_the_legend_dims_and_colours_can_be_switched_off(page: Page) -> None:
+    draw(page, cut("Some *words* of `both` kinds\n\n```js\nlet a = 1;\n```", (2,), (CONTEXT, MODEL)))
+    page.locator(f".chip[data-source={MODEL}]").click()
+    dimmed = page.locator(".prose .tok.dim").evaluate_all("all => all.map((node) => node.source)")
+    assert set(dimmed) == {CONTEXT} and len(dimmed) > 5
+    page.locator(f".chip[data-source={MODEL}]").click()
+    lines = "all => [...new Set(all.map((n) => getComputedStyle(n).textDecorationLine))]"
+    assert page.locator(".prose .tok").evaluate_all(lines) == ["underline"]
+    page.locator("[data-colours]").click()
+    assert page.locator(".prose .tok").evaluate_all(lines) == ["none"]
+    assert page.evaluate("JSON.parse(localStorage.getItem('strata-view')).colours") is False
+    page.locator("[data-colours]").click()
