@@ -60,7 +60,7 @@ def tour(page: Page, address: str) -> None:
     page.wait_for_timeout(3000)
     for message in MESSAGES:
         send(page, message)
-    page.click("#prove")
+    page.locator("#tokens [data-act=prove]").last.click()
     page.wait_for_selector("#proof .same")
     page.wait_for_timeout(1500)
     page.screenshot(path=IMAGES / "chat-light.png")

@@ -13,7 +13,10 @@ const ICONS = {
   before: "M15 5l-7 7 7 7",
   after: "M9 5l7 7-7 7",
 };
-const SAID = [["copy", "Copy"], ["edit", "Edit"], ["branch", "Branch"], ["remove", "Delete"]];
+const SAID = [
+  ["copy", "Copy"], ["edit", "Edit"], ["again", "Answer"], ["branch", "Branch"],
+  ["remove", "Delete"],
+];
 const ANSWERED = [
   ["copy", "Copy"], ["again", "Regenerate"], ["on", "Continue"], ["branch", "Branch"],
   ["remove", "Delete"], ["prove", "Prove it"],
@@ -23,6 +26,7 @@ const MEANINGS = {
   on: "Continue where it stopped",
   prove: "Prove it: decode it again, plainly and with drafts",
 };
+const WRITTEN = new Set(["prove"]); // no picture would say it
 const COPIED_MS = 1500;
 
 function button(act, label, icon = act) {
@@ -39,6 +43,7 @@ function button(act, label, icon = act) {
   path.setAttribute("d", ICONS[icon]);
   drawing.append(path);
   node.append(drawing);
+  if (WRITTEN.has(act)) node.append(label);
   return node;
 }
 

@@ -9,7 +9,7 @@ const later = new Set();
 let raw = false;
 
 // Draw a part of a text into `page.box`. `page` remembers what of it is final.
-function drawProse(run, page, text, from, to, over) {
+function drawPart(run, page, text, from, to, over) {
   const begins = !page.fresh || page.from !== from || over;
   if (begins) Object.assign(page, { from, at: from, last: null, fresh: true });
   const blocks = blocksOf(run, text.slice(page.at, to), page.at);
@@ -38,7 +38,7 @@ function drawFormatted(turn) {
   if (!turn.page) {
     box.replaceChildren();
     const inside = document.createElement("div");
-    inside.className = "prose";
+    inside.className = "formatted";
     box.append(inside);
     turn.page = { box: inside };
   }
@@ -50,7 +50,7 @@ function drawFormatted(turn) {
   }
   const from = found ? found.answer : 0;
   const known = text.length <= LONGEST_TEXT;
-  if (known && drawProse(run, turn.page, text, from, text.length, !turn.growing)) return;
+  if (known && drawPart(run, turn.page, text, from, text.length, !turn.growing)) return;
   patch(turn.page.box, asWritten(run, text.slice(from), from).kids);
 }
 

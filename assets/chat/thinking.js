@@ -38,7 +38,7 @@ function thoughtBox(turn) {
   const head = document.createElement("summary");
   const inside = document.createElement("div");
   box.className = "thought";
-  inside.className = "prose";
+  inside.className = "formatted";
   box.append(head, inside);
   box.addEventListener("toggle", () => show(turn));
   turn.thought = { box, head, page: { box: inside } };
@@ -60,5 +60,5 @@ function drawThought(turn, text, found) {
   const done = found.over || !turn.growing;
   write(head, done ? `Thought${said && " for " + said}${time}` : `Thinking … ${said}`);
   box.classList.toggle("going", !done);
-  if (box.open) drawProse(run, inside, text, found.from, found.to, done);
+  if (box.open) drawPart(run, inside, text, found.from, found.to, done);
 }

@@ -14,6 +14,7 @@ from tests.conftest import ROOT
 from tests.support.pages import (
     LONG,
     PATIENCE,
+    act,
     answer,
     end,
     finished,
@@ -52,26 +53,16 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     colours = kinds.evaluate_all("all => all.map(n => getComputedStyle(n).textDecorationColor)")
     assert len(set(colours)) >= 2 and "rgba(0, 0, 0, 0)" not in colours
     kinds.first.hover()
-    assert "position" in (kinds.first.get_attribute("title") or "")
+    expect(page.locator("#tokens .inspector")).to_contain_text("position")
     expect(page.locator("#figures")).to_contain_text("Tokens per step")
     expect(page.locator("#figures .ribbon b").first).to_be_attached()
     expect(page.locator("#conversations label.selected")).to_contain_text("Tell me a short story")
-    page.click("#prove")
+    act(page, "Prove it")
     expect(page.locator("#proof .same")).to_contain_text("Identical")
     finished(page)
     visit(page, address)
     expect(page.locator("#tokens .turn.said")).to_have_text("Tell me a short story about a boat.")
     assert answer(page) == text, "a reload shows the conversation as it was"
-
-
-def test_the_markdown_view_shows_the_same_conversation(page: Page) -> None:
-    send(page, "Say something **bold** about `code`.")
-    finished(page)
-    page.locator("#view label", has_text="Markdown").click()
-    expect(page.locator("#markdown strong")).to_have_text("bold")
-    expect(page.locator("#tokens")).to_be_hidden()
-    page.locator("#view label", has_text="Tokens").click()
-    expect(page.locator("#tokens .turn.said")).to_contain_text("**bold**")
 
 
 def test_stop_regenerate_and_edit(page: Page) -> None:
@@ -82,12 +73,12 @@ def test_stop_regenerate_and_edit(page: Page) -> None:
     stopped = answer(page)
     expect(page.locator("#figures")).to_contain_text("stopped")
     set_number(page, "Max tokens", 40)
-    page.click("#again")
+    act(page, "Regenerate")
     expect(page.locator("#figures")).not_to_contain_text("stopped")
     finished(page)
     assert answer(page) != stopped
     assert page.locator("#tokens .turn.answered").count() == 1
-    page.click("#edit")
+    act(page, "Edit", "said")
     expect(page.locator("#box textarea")).to_have_value(LONG)
     send(page, "Tell me about hills instead.")
     finished(page)
@@ -109,11 +100,8 @@ def test_hostile_text_is_inert_wherever_it_is_shown(page: Page) -> None:
     send(page, HOSTILE)
     finished(page)
     expect(page.locator("#tokens .turn.said")).to_have_text(HOSTILE)
-    page.locator("#view label", has_text="Markdown").click()
-    expect(page.locator("#markdown .message").last).to_be_attached()
     pictures(page)
-    assert page.locator("#markdown script").count() == 0
-    assert page.locator("#markdown [onerror]").count() == 0
+    assert page.locator("#tokens .turns :is(script, [onerror])").count() == 0
     page.click("#rename")
     page.fill("#title textarea, #title input", f"Renamed: {HOSTILE[:140]}")
     page.click("#title-save")

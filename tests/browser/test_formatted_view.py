@@ -11,57 +11,13 @@ from playwright.sync_api import Browser, Page, expect
 
 from engine.types import CONTEXT, MODEL, STATISTICS, TARGET
 from storage.conversations import Piece
+from tests.conftest import ROOT
 from tests.support.hostile import PAYLOADS, references
 from tests.support.message_view import cut, draw, grouped, message_view, words
 
 pytestmark = pytest.mark.browser
 SOURCES = (CONTEXT, TARGET, MODEL, STATISTICS, CONTEXT, TARGET, TARGET)
-NASTY = r"""# Alpha *bravo* charlie
-
-Delta **echo foxtrot**, *golf*, ***hotel***, ~~india~~, `juliet kilo`, ``lima ` mike`` and \*november\*
-oscar [papa **quebec**](https://example.org/wherever "somewhere") romeo &amp; sierra &lt; tango\
-uniform $5 victor $10 whiskey, snake_xray_yankee, 2*zulu*3, [anton] * berta.
-
-Caesar dora
------------
-
-- emil
-- friedrich **gustav** `heinrich`
-  ida lazily
-
-  julius
-  1. kaufmann
-  2. ludwig
-     > martha
-     > nordpol **otto**
-- [ ] paula
-
-> quelle *richard*
-> > samuel `schule`
-theodor
-
-| ulrich | viktor | wilhelm\|xanthippe |
-|:-------|-------:|:------:|
-| ypsilon **zacharias** | `aachen` | berlin \| chemnitz |
-| duesseldorf |
-
-```python
-def essen(frankfurt: str) -> None:  # goslar
-    print("hamburg", frankfurt)
-```
-
-1. ingelheim
-   ```js
-   const jena = "koeln";
-   ```
-	leipzig
-
-	    muenchen
-
-Nuernberg ![offenbach](https://example.org/potsdam.png) [![quickborn](https://example.org/a.png)](https://example.org/b)
-<https://rostock.example/stuttgart> <b>tuebingen</b> ulm  
-voelklingen   wuppertal
-"""
+NASTY = (ROOT / "tests" / "support" / "nasty_markdown.txt").read_text(encoding="utf-8")
 HIDDEN = {"https", "example", "org", "wherever", "somewhere", "potsdam", "png", "python"}
 """Words of the sample that are addresses or names of languages, and are not shown as text."""
 SPANS = """() => [...document.querySelectorAll(".answered .tok")]
@@ -95,7 +51,7 @@ def test_every_character_has_the_colour_of_its_token(page: Page, lengths: tuple[
 
 def test_what_is_formatted_is_what_markdown_means(page: Page) -> None:
     draw(page, cut(NASTY, (3,), SOURCES))
-    prose = page.locator(".prose")
+    prose = page.locator(".formatted")
     for selector, text in {
         "h3.h1": "Alpha bravo charlie",
         "h4.h2": "Caesar dora",
@@ -110,7 +66,9 @@ def test_what_is_formatted_is_what_markdown_means(page: Page) -> None:
     }.items():
         expect(prose.locator(selector).first).to_have_text(text)
     assert prose.locator("img").count() == 0
-    links = prose.locator("a").evaluate_all("all => all.map((a) => [a.textContent, a.rel, a.target])")
+    links = prose.locator("a").evaluate_all(
+        "all => all.map((a) => [a.textContent, a.rel, a.target])"
+    )
     assert [text for text, _, _ in links] == [
         "papa quebec", "offenbach", "quickborn", "https://rostock.example/stuttgart",
     ]  # fmt: skip
@@ -143,7 +101,8 @@ GROW = """([groups, sources, sizes]) => {
   for (let at = 0; at < tokens.length;) {
     const some = tokens.slice(at, at + sizes[at % sizes.length]);
     for (const [number, match, step, text, percent] of some) {
-      view.take(run, [[number, match, step - before, [text], [percent]]], run.texts.length, sources);
+      const group = [number, match, step - before, [text], [percent]];
+      view.take(run, [group], run.texts.length, sources);
       before = step;
     }
     at += some.length;
@@ -195,7 +154,7 @@ def test_dollars_are_maths_only_where_maths_is_meant(
     page: Page, text: str, formulas: list[str]
 ) -> None:
     draw(page, cut(text, (3,), SOURCES))
-    there = page.locator(".prose .maths")
+    there = page.locator(".formatted .maths")
     plans = there.evaluate_all("all => all.map((node) => node.plan.tex)")
     assert [tex.strip() for tex in plans] == [tex.strip() for tex in formulas]
     assert there.locator(".katex").count() == len(formulas)
@@ -203,8 +162,8 @@ def test_dollars_are_maths_only_where_maths_is_meant(
 
 def test_maths_that_is_none_is_shown_as_it_is_written(page: Page) -> None:
     draw(page, cut(r"So $\frac{1}{$ and $\nosuch{a}$ end.", (2,), SOURCES))
-    expect(page.locator(".prose .maths code")).to_have_count(2)
-    expect(page.locator(".prose")).to_contain_text(r"\frac{1}{")
+    expect(page.locator(".formatted .maths code")).to_have_count(2)
+    expect(page.locator(".formatted")).to_contain_text(r"\frac{1}{")
 
 
 def thought(page: Page) -> Any:
@@ -223,9 +182,9 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
     summary = thought(page).locator("summary")
     tokens = len(re.findall(r"\w+|\W+", inside)) + 1  # The mark that ends it has a line break.
     expect(summary).to_have_text(re.compile(rf"Thought for {tokens} tokens"))
-    expect(page.locator(".answered > .prose")).to_have_text("It is four.")
+    expect(page.locator(".answered > .formatted")).to_have_text("It is four.")
     expect(page.locator(".counted")).to_have_text(f"2 tokens, and {tokens} of thinking")
-    expect(thought(page).locator(".prose")).to_be_hidden()
+    expect(thought(page).locator(".formatted")).to_be_hidden()
     summary.click()
     expect(thought(page).locator("em")).to_have_text("count")
     assert page.evaluate("view.answerOf(view.drawn()[0])") == said
@@ -247,7 +206,7 @@ def test_thinking_is_seen_while_it_goes_on(page: Page) -> None:
     page.evaluate(grow, "<think>\nThis takes some time")
     expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
     thought(page).locator("summary").click()
-    expect(thought(page).locator(".prose")).to_have_text("This takes some time")
+    expect(thought(page).locator(".formatted")).to_have_text("This takes some time")
     draw(page, cut("What `</think>` ends is no thinking here.", (4,), SOURCES))
     expect(thought(page)).to_have_count(0)
 
@@ -313,14 +272,18 @@ def test_hover_and_arrows_tell_of_every_token_of_a_formatted_answer(page: Page) 
 
 
 def test_the_legend_dims_and_colours_can_be_switched_off(page: Page) -> None:
-    draw(page, cut("Some *words* of `both` kinds\n\n```js\nlet a = 1;\n```", (2,), (CONTEXT, MODEL)))
+    draw(
+        page, cut("Some *words* of `both` kinds\n\n```js\nlet a = 1;\n```", (2,), (CONTEXT, MODEL))
+    )
     page.locator(f".chip[data-source={MODEL}]").click()
-    dimmed = page.locator(".prose .tok.dim").evaluate_all("all => all.map((node) => node.source)")
+    dimmed = page.locator(".formatted .tok.dim").evaluate_all(
+        "all => all.map((node) => node.source)"
+    )
     assert set(dimmed) == {CONTEXT} and len(dimmed) > 5
     page.locator(f".chip[data-source={MODEL}]").click()
     lines = "all => [...new Set(all.map((n) => getComputedStyle(n).textDecorationLine))]"
-    assert page.locator(".prose .tok").evaluate_all(lines) == ["underline"]
+    assert page.locator(".formatted .tok").evaluate_all(lines) == ["underline"]
     page.locator("[data-colours]").click()
-    assert page.locator(".prose .tok").evaluate_all(lines) == ["none"]
+    assert page.locator(".formatted .tok").evaluate_all(lines) == ["none"]
     assert page.evaluate("JSON.parse(localStorage.getItem('strata-view')).colours") is False
     page.locator("[data-colours]").click()

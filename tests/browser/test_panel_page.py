@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from app.web.metrics_panel import panel_values
 from engine.compare import Speedup
 from engine.types import TARGET, Prefill, Step, Token
-from tests.support.pages import finished, send
+from tests.support.pages import act, finished, send
 from tests.support.runs import summed
 from tests.web.test_metrics_panel import RUN
 
@@ -174,7 +174,7 @@ def test_an_answer_a_proof_and_a_new_conversation(page: Page) -> None:
     first = r"[\d.]+ m?s \| (on screen; in the model [\d.]+ m?s|in the model)"
     assert re.fullmatch(first, figure(page, "First token"))
     assert 1 <= len(columns(page)) <= 64
-    page.click("#prove")
+    act(page, "Prove it")
     expect(page.locator("#proof .same")).to_contain_text("Identical")
     expect(page.locator("#figures .figure.lead small")).to_have_text(
         re.compile("of the whole answer; decoding alone|no draft was accepted")

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.support.pages import PATIENCE, end, finished, open_tab, send, set_number, settled, start
+from tests.support.pages import (
+    PATIENCE,
+    act,
+    end,
+    finished,
+    open_tab,
+    send,
+    set_number,
+    settled,
+    start,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -60,6 +70,6 @@ def test_who_waits_for_the_model_is_told_and_stop_leaves_the_queue(
     expect(other.locator("#proof")).not_to_contain_text("Waiting")
     expect(greedy.locator("#verdict .running")).to_contain_text("repeat")
     expect(other.locator("#tokens .turn")).to_have_count(1)
-    other.click("#again")
+    act(other, "Answer", "said")
     finished(other)
     expect(other.locator("#proof")).not_to_contain_text("Waiting")

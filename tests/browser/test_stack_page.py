@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.conftest import EMBEDDED
 from tests.support.pages import (
     PATIENCE,
+    act,
     end,
     finished,
     open_advanced,
@@ -99,7 +100,7 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         assert dimmed.count() > 5 and page.locator("#tokens .tok.k-draft:not(.dim)").count() > 0
         chip.click()
         expect(dimmed).to_have_count(0)
-        page.click("#prove")
+        act(page, "Prove it")
         expect(page.locator("#proof .same")).to_contain_text("Identical")
         assert page.locator("img[src='x']").count() == 0
     finally:
@@ -112,7 +113,7 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         expect(page.locator("#header .notice")).to_contain_text("were not loaded")
         page.locator("#conversations label").first.click()
         expect(page.locator("#tokens .tok.k-draft").first).to_be_attached()
-        page.click("#again")
+        act(page, "Regenerate")
         expect(page.get_by_text("none is loaded")).to_be_visible()
         expect(page.locator("#tokens .turn.answered")).to_have_count(1)
     finally:

@@ -14,14 +14,17 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 from tests.support.pages import (
     LONG,
     PATIENCE,
+    act,
     answer,
     end,
     finished,
     long_answer,
     send,
     set_number,
+    show,
     start,
     stored,
+    until,
     visit,
 )
 
@@ -59,10 +62,13 @@ def complete(page: Page, database: Path) -> None:
     """What the page shows is all that is stored, token by token, each once."""
     text, pieces, ended = stored(database)[0]
     assert ended
+    assert answer(page) == text == "".join(piece.text for piece in pieces)
+    show(page, "Tokens")
     spans = page.locator("#tokens .turn.answered").last.locator(".tok")
-    assert "".join(spans.all_text_contents()) == text == "".join(piece.text for piece in pieces)
+    assert "".join(spans.all_text_contents()) == text
     counts = spans.evaluate_all("all => all.map((span) => span.count)")
     assert sum(counts) == len(pieces)
+    show(page, "Formatted")
 
 
 def asked(page: Page) -> list[str]:
@@ -284,7 +290,7 @@ def test_the_queue_stands_in_where_the_stream_cannot_be_had(
     expect(page.locator("#figures")).to_contain_text("stopped")
     complete(page, program[1])
     set_number(page, "Max tokens", 200)
-    page.click("#again")
+    act(page, "Regenerate")
     expect(page.locator("#stop")).to_be_visible()
     finished(page)
     expect(page.locator("#figures")).to_contain_text("tokens in")
@@ -313,18 +319,12 @@ def test_views_and_conversations_are_switched_while_an_answer_grows(
     finished(page)
     page.click("#new")
     long_answer(page)
-    page.locator("#view label", has_text="Markdown").click()
-    bubble = page.locator("#markdown .message.bot, #markdown .bot .message").last
-    expect(bubble).to_contain_text(re.compile(r"\w+ \w+"))
-    early = len(bubble.inner_text())
-    page.wait_for_function(
-        "(early) => [...document.querySelectorAll('#markdown .message')].at(-1)"
-        ".innerText.length > early",
-        arg=early,
-    )
-    expect(page.locator("#tokens .turn")).to_have_count(0)
-    page.locator("#view label", has_text="Tokens").click()
-    expect(page.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
+    for view in ("Tokens", "Formatted"):
+        early = len(answer(page))
+        show(page, view)
+        expect(page.locator("#tokens .formatted")).to_have_count(int(view == "Formatted"))
+        expect(page.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
+        until(page, lambda early=early: len(answer(page)) > early)
     page.locator("#conversations label", has_text="A short one").first.click()
     expect(page.locator("#tokens .turn.said")).to_have_text("A short one.")
     expect(page.locator("#send")).to_be_visible()

@@ -93,15 +93,27 @@ def send(page: Page, text: str) -> None:
 
 
 def finished(page: Page) -> None:
-    """Wait until the last answer is over."""
+    """Wait until the last answer is over, and shown as it is stored."""
     expect(page.locator("#tokens .turn").last).to_have_class(re.compile("answered"))
     expect(page.locator("#send")).to_be_visible()
-    expect(page.locator("#again")).to_be_enabled()
+    expect(page.locator("#tokens .turn.growing")).to_have_count(0)
 
 
 def answer(page: Page) -> str:
-    """The text of the last answer. A turn that was never laid out has no inner text yet."""
-    return page.locator("#tokens .turn.answered").last.text_content() or ""
+    """The text of the last answer, as the model wrote it."""
+    return str(page.locator("#tokens .turn.answered").last.evaluate("box => box.raw()"))
+
+
+def act(page: Page, name: str, of: str = "answered") -> None:
+    """Press a button of the last message of one kind: `said` or `answered`."""
+    message = page.locator("#tokens .message", has=page.locator(f".turn.{of}")).last
+    message.hover()
+    message.get_by_role("button", name=name, exact=True).click()
+
+
+def show(page: Page, view: str) -> None:
+    """Look at messages as `Formatted` or as `Tokens`."""
+    page.locator("#view").get_by_role("button", name=view).click()
 
 
 def until(page: Page, wanted: Callable[[], bool]) -> None:
