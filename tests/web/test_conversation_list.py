@@ -261,7 +261,7 @@ def talking(session: Session) -> chat.Handlers:
     return made(build)
 
 
-def test_a_view_is_filled_by_who_switches_to_it_also_while_an_answer_grows(
+def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
     session: Session, toy: Held, talking: chat.Handlers
 ) -> None:
     """The stored messages, and which answer to follow: what there is of it comes by its stream."""
@@ -271,21 +271,19 @@ def test_a_view_is_filled_by_who_switches_to_it_also_while_an_answer_grows(
     begun = talking.say(REQUEST, "hello", None, None, {}, *values)
     conversation, tokens = begun[talking.current], talking.parts.tokens
     assert [turn["text"] for turn in begun[tokens]["turns"]] == ["hello"]
-    assert begun[tokens]["stream"]["shown"]
     answer = session.generations.find(OWNER, conversation)
-    assert answer is not None and begun[tokens]["stream"]["token"] == answer.token
-    switched = talking.look(REQUEST, chat_view.MARKDOWN, conversation, {})
-    hidden, bubbles = switched[tokens]["value"], switched[talking.parts.bubbles]["value"]
-    assert hidden["turns"] == [] and hidden["stream"] == {"token": answer.token, "shown": False}
-    assert [bubble["content"] for bubble in bubbles] == ["hello"]
+    assert answer is not None and begun[tokens]["stream"] == {"token": answer.token}
+    before = begun[tokens]["watch"]
+    assert session.watches.place(before["token"]) == (OWNER, conversation)
+    seen = talking.look(REQUEST, conversation, {})[tokens]
+    assert seen["turns"] == [] and seen["stream"] == {"token": answer.token}
     other.close()
     toy.allow()
     assert soon(lambda: answer.over)
-    switched = talking.look(REQUEST, chat_view.TOKENS, conversation, {})
-    assert (
-        len(switched[tokens]["value"]["turns"]) == 2 and "stream" not in switched[tokens]["value"]
-    )
-    assert switched[talking.parts.bubbles]["value"] == []
+    seen = talking.look(REQUEST, conversation, {})[tokens]
+    assert [turn["key"] for turn in seen["turns"]] == [answer.message_id] and "stream" not in seen
+    assert seen["watch"]["token"] == before["token"]
+    assert seen["watch"]["revision"] > before["revision"]
 
 
 def asked(on: chat.Handlers, text: str, conversation: str | None = None) -> dict[Any, Any]:
@@ -311,10 +309,9 @@ def test_a_page_is_sent_no_message_twice(session: Session, talking: chat.Handler
         answer = session.generations.get(begun[tokens]["stream"]["token"])
         assert answer is not None and soon(lambda answer=answer: answer.over)
         left = over(talking, answer, answer.tokens)
-        assert left[tokens]["turns"] == [] and left[tokens]["adopt"] == answer.message_id
-        assert talking.parts.bubbles not in left, "nor is the other view touched"
+        assert left[tokens]["turns"] == [] and left[tokens]["adopt"]["key"] == answer.message_id
         keys += [turn["key"], answer.message_id]
-    again = talking.again(REQUEST, conversation, {})[tokens]
+    again = talking.resend(REQUEST, conversation, {})[tokens]
     assert [turn["key"] for turn in again["turns"]] == keys, "unless it has drawn something else"
 
 

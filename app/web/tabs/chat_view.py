@@ -73,7 +73,7 @@ def told_tokens(
 
     `adopted` is the message that an answer was stored as, where the page has drawn all of it.
     """
-    here, now = request.session_hash or "", drawn_of(messages, goes_on)
+    here, now = request.session_hash or "", drawn_of(messages)
     before = session.drawn.get(here) or ()
     kept = len(commonprefix([(*before, *(now[-1:] if adopted else ())), now]))
     session.drawn[here] = now
@@ -85,13 +85,9 @@ def told_tokens(
     return value
 
 
-def drawn_of(messages: Sequence[StoredMessage], goes_on: bool) -> Drawn:
+def drawn_of(messages: Sequence[StoredMessage]) -> Drawn:
     """What a page that was told these messages has drawn."""
-    last = len(messages) - 1
-    return tuple(
-        (m.id, hash((len(m.content), len(m.pieces or ()), m.versions, goes_on and at == last)))
-        for at, m in enumerate(messages)
-    )
+    return tuple((m.id, hash((len(m.content), len(m.pieces or ()), m.versions))) for m in messages)
 
 
 def watched(session: Session, owner: str, conversation: str | None) -> render.Data:
