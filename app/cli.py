@@ -66,13 +66,14 @@ def serve(options: Options) -> None:
         threading.Thread(target=load, args=(models, loading), daemon=True).start()
         os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
         skip_stubs()
-        from app.web import layout, revisions, server, stream, vendor
+        from app.web import downloads, layout, revisions, server, stream, vendor
 
         port = server.pick_port(options.host, options.port)
         blocks = layout.build(session, database.notices, options.password is not None)
         routes = [
             *stream.routes(session.generations),
             *revisions.routes(session),
+            *downloads.routes(session.downloads),
             *vendor.routes(),
         ]
         address = server.launch(blocks, options, port, routes)

@@ -370,7 +370,7 @@ def fresh(store: Conversations, title: str, tokens: int, seed: int) -> str:
 
 def stream(page: "Page", program: Program, database: Database, title: str, text: str) -> Streamed:
     """Ask on the page, in the conversation of that title, and count until the answer ends."""
-    page.locator("#conversations label", has_text=title).first.click()
+    page.locator("#conversations .title", has_text=title).first.click()
     page.wait_for_timeout(3000)
     wire = page.context.new_cdp_session(page)
     received: list[int] = []

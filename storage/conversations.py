@@ -22,12 +22,15 @@ from engine.types import TARGET, Token
 from storage import deletions, exports, steps
 from storage.columns import as_seconds, as_text, clean, from_json, to_json
 from storage.database import Database
-from storage.exports import MAX_TITLE, ROLES, Export
+from storage.exports import MAX_FOLDER, MAX_TITLE, ROLES, Export
 from storage.tree import Tree
 
 PIECE_TYPES = tuple((str, str, int, int, int, number) for number in (float, int))
 LARGEST = 2**31
 BRANCH = " (branch)"
+COLUMNS = "id, title, system_prompt, settings, created, updated, pinned, folder"
+HIT_BEFORE, HIT_AFTER = 32, 60
+"""Characters that are shown around what a search found."""
 
 
 class Piece(NamedTuple):
@@ -47,11 +50,22 @@ class Piece(NamedTuple):
         return cls(token.text, source, token.match_length, step, token.position, probability)
 
 
+class Hit(NamedTuple):
+    """Where a conversation holds what was searched for: the message, and the words with what stands
+    before and after them."""
+
+    message: str
+    before: str
+    words: str
+    after: str
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation without its messages; times are in seconds since 1970, UTC.
 
-    Of settings that are `damaged` nothing could be read.
+    Of settings that are `damaged` nothing could be read. A search that found the words in a message
+    says where (`hit`).
     """
 
     id: str
@@ -61,6 +75,9 @@ class Conversation:
     created: float
     updated: float
     damaged: bool = False
+    pinned: bool = False
+    folder: str = ""
+    hit: Hit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,35 +123,90 @@ class Conversations:
 
     def room(self) -> int:
         """How many more conversations may be kept."""
+        return self.MOST - self.count()
+
+    def count(self) -> int:
+        """How many conversations there are."""
         query = "SELECT count(*) FROM conversations WHERE owner = ?"
-        return self.MOST - int(self._db.execute_read(query, [self._owner])[0][0])
+        return int(self._db.execute_read(query, [self._owner])[0][0])
 
     def get(self, id: str) -> Conversation:
         """One conversation."""
         rows = self._db.execute_read(
-            "SELECT id, title, system_prompt, settings, created, updated FROM conversations "
-            "WHERE id = ? AND owner = ?",
-            [id, self._owner],
+            f"SELECT {COLUMNS} FROM conversations WHERE id = ? AND owner = ?", [id, self._owner]
         )
         if not rows:
             raise _missing(id)
         return _conversation(rows[0])
 
     def list(self, search: str | None = None, most: int = -1) -> Sequence[Conversation]:
-        """All conversations, or those with `search` in title or messages; newest change first.
-
-        At most `most`, where that is not negative.
-        """
+        """All conversations, pinned ones and those in folders first; or those with `search` in
+        title or messages. Newest change first, at most `most`, where that is not negative."""
         words = clean(search or "").strip()[:MAX_TITLE]
-        pattern = re.sub(r"([\\%_])", r"\\\1", words)
+        if words:
+            return self._found(words, most)
         rows = self._db.execute_read(
-            "SELECT id, title, system_prompt, settings, created, updated FROM conversations "
-            "WHERE owner = :owner AND (:like = '%%' OR title LIKE :like ESCAPE '\\' OR EXISTS ("
-            "SELECT 1 FROM messages WHERE conversation = conversations.id "
-            "AND content LIKE :like ESCAPE '\\')) ORDER BY updated DESC, rowid DESC LIMIT :most",
-            {"owner": self._owner, "like": f"%{pattern}%", "most": most},
+            f"SELECT {COLUMNS} FROM conversations WHERE owner = ? "
+            "ORDER BY pinned != 0 OR folder != '' DESC, updated DESC, rowid DESC LIMIT ?",
+            [self._owner, most],
         )
         return [_conversation(row) for row in rows]
+
+    def _found(self, words: str, most: int) -> Sequence[Conversation]:
+        """The conversations that hold these words, and where their newest such message has them."""
+        pattern = re.sub(r"([\\%_])", r"\\\1", words)
+        with self._db.read():
+            rows = self._db.execute_read(
+                f"SELECT {COLUMNS}, (SELECT max(position) FROM messages "
+                "WHERE conversation = conversations.id AND content LIKE :like ESCAPE '\\') AS hit "
+                "FROM conversations WHERE owner = :owner "
+                "AND (hit IS NOT NULL OR title LIKE :like ESCAPE '\\') "
+                "ORDER BY updated DESC, rowid DESC LIMIT :most",
+                {"owner": self._owner, "like": f"%{pattern}%", "most": most},
+            )
+            return [_conversation(row, self._hit(row[0], row[-1], words)) for row in rows]
+
+    def _hit(self, id: str, position: int | None, words: str) -> Hit | None:
+        """The words in the message at a position, with what stands around them."""
+        rows = self._db.execute_read(
+            "SELECT id, substr(content, max(1, at - :before), :before - max(0, :before - at + 1)), "
+            "substr(content, at, :size), substr(content, at + :size, :after) FROM ("
+            "SELECT id, content, instr(lower(content), lower(:words)) AS at FROM messages "
+            "WHERE conversation = :id AND position = :position) WHERE at > 0",
+            {
+                "id": id,
+                "position": position,
+                "words": words,
+                "size": len(words),
+                "before": HIT_BEFORE,
+                "after": HIT_AFTER,
+            },
+        )
+        if not rows:
+            return None
+        message, before, found, after = rows[0]
+        return Hit(message, _line(before), _line(found), _line(after))
+
+    def folders(self) -> Sequence[str]:
+        """The names of all folders, in the order of the alphabet."""
+        query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
+        rows = self._db.execute_read(query, [self._owner])
+        return sorted((as_text(row[0]) for row in rows), key=str.casefold)
+
+    def pin(self, id: str, pinned: bool) -> None:
+        """Keep a conversation on top of the list, or no longer."""
+        self._arrange(id, "pinned", int(pinned))
+
+    def file(self, id: str, folder: str) -> None:
+        """Put a conversation into a folder; "" for none."""
+        self._arrange(id, "folder", " ".join(clean(folder).split())[:MAX_FOLDER])
+
+    def _arrange(self, id: str, column: str, value: str | int) -> None:
+        """Change where a conversation stands in the list; it counts as no change of its own."""
+        with self._db.write() as handle:
+            query = f"UPDATE conversations SET {column} = ? WHERE id = ? AND owner = ?"
+            if not handle.execute(query, [value, id, self._owner]).rowcount:
+                raise _missing(id)
 
     def rename(self, id: str, title: str) -> None:
         """Give a conversation another title."""
@@ -315,6 +387,8 @@ class Conversations:
             "system_prompt": conversation.system_prompt,
             "settings": conversation.settings,
             "created": conversation.created,
+            "pinned": conversation.pinned,
+            "folder": conversation.folder,
             "messages": [
                 {
                     "role": message.role,
@@ -337,11 +411,13 @@ class Conversations:
         messages = [row for id, export in made for row in _rows(id, export)]
         with self._db.write() as handle:
             for id, export in reversed(made):
-                title, system_prompt, settings, created, said = export
+                title, system_prompt, settings, created, said, pinned, folder = export
                 self._insert(handle, title, system_prompt, settings, created, id)
                 newest = max((message.chosen for message in said), default=0)
-                query = "UPDATE conversations SET revision = ? WHERE id = ?"
-                handle.execute(query, [max(len(said), newest), id])
+                handle.execute(
+                    "UPDATE conversations SET revision = ?, pinned = ?, folder = ? WHERE id = ?",
+                    [max(len(said), newest), pinned, clean(folder), id],
+                )
             handle.conn.executemany(
                 "INSERT INTO messages "
                 "(id, conversation, position, role, content, created, pieces, parent, chosen) "
@@ -478,8 +554,8 @@ def _rows(id: str, export: Export) -> list[tuple[Any, ...]]:
     ]
 
 
-def _conversation(row: tuple[Any, ...]) -> Conversation:
-    id, title, system_prompt, text, created, updated = row
+def _conversation(row: tuple[Any, ...], hit: Hit | None = None) -> Conversation:
+    id, title, system_prompt, text, created, updated, pinned, folder = row[:8]
     settings = from_json(text)
     usable = isinstance(settings, dict)
     return Conversation(
@@ -490,7 +566,15 @@ def _conversation(row: tuple[Any, ...]) -> Conversation:
         as_seconds(created),
         as_seconds(updated),
         not usable,
+        pinned not in (0, None),
+        as_text(folder)[:MAX_FOLDER],
+        hit,
     )
+
+
+def _line(text: object) -> str:
+    """Text as part of one line."""
+    return re.sub(r"\s+", " ", as_text(text))
 
 
 def _message(

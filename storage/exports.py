@@ -1,11 +1,13 @@
 """The shapes of an exported conversation, read as what they are: values from anywhere.
 
 `read` takes a parsed JSON value and gives plain, checked, bounded values, or raises `StorageError`
-that says which part is wrong. Nothing read here names an id, an owner or a run. Four shapes are
-known: Strata's own, an entry of a ChatGPT export, a chat of Open WebUI, and plain messages.
+that says which part is wrong. Nothing read here names an id, an owner or a run. Five shapes are
+known: Strata's own, an entry of a ChatGPT export, a chat of Open WebUI or of llama.cpp's page, and
+plain messages.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +22,7 @@ MAX_PIECES = 262_144
 """More tokens than this the context tier forgets too, and a page takes seconds to show them."""
 MAX_CHARS = 10_000_000
 MAX_SOURCE_CHARS = 200
-MAX_TITLE = 200
+MAX_TITLE, MAX_FOLDER = 200, 60
 LATEST = 2**33
 """Seconds since 1970, in the year 2242."""
 MAX_SETTINGS_CHARS = 65_536
@@ -52,6 +54,8 @@ class Export(NamedTuple):
     settings: dict[str, Any]
     created: float
     messages: list[ExportedMessage]
+    pinned: bool = False
+    folder: str = ""
 
     @property
     def chars(self) -> int:
@@ -88,6 +92,8 @@ def _reader(data: object) -> Callable[[Any], Export]:
         return _read_ours
     if "mapping" in entry:
         return _read_chatgpt
+    if "conv" in entry:
+        return _read_llama_cpp
     if "chat" in entry or "history" in entry:
         return _read_open_webui
     if "messages" in entry:
@@ -95,7 +101,8 @@ def _reader(data: object) -> Callable[[Any], Export]:
     keys = ", ".join(repr(str(key)[:30]) for key in list(entry)[:5]) or "nothing"
     raise _refusal(
         f"it holds {keys}, which is none of the formats that can be read: Strata's own, ChatGPT's, "
-        'Open WebUI\'s, or plain messages with "role" and "content"'
+        "Open WebUI's, that of llama.cpp's page, or plain messages with "
+        '"role" and "content"'
     )
 
 
@@ -120,6 +127,8 @@ def _read_ours(entry: dict[str, Any]) -> Export:
         settings=_read_settings(entry.get("settings", {})),
         created=_time(entry.get("created"), "created"),
         messages=_in_a_row(found) if version == 1 else _as_placed(found, messages),
+        pinned=_typed(entry.get("pinned", False), bool, "pinned"),
+        folder=_typed(entry.get("folder", ""), str, "folder")[:MAX_FOLDER],
     )
 
 
@@ -234,6 +243,56 @@ def _read_open_webui(entry: dict[str, Any]) -> Export:
         found,
         system if isinstance(system, str) else "",
     )
+
+
+def _read_llama_cpp(entry: dict[str, Any]) -> Export:
+    """All branches; that which was shown last is shown. Its instructions are a message there."""
+    conv = _typed(entry["conv"], dict, "conv")
+    items = [
+        _typed(item, dict, "a message") for item in _typed(entry.get("messages"), list, "messages")
+    ]
+    nodes = {str(item.get("id")): item for item in items}
+    node = conv.get("currNode") or next(reversed(nodes), None)
+    path = [nodes[id] for id in _branch(nodes, node, "parent", ())]
+    system = [item.get("content") for item in path if item.get("role") == "system"]
+    return _foreign(
+        conv.get("name"),
+        _in_seconds(conv.get("lastModified")),
+        _tree(nodes, node, "parent", _read_llama_cpp_message),
+        next((text for text in system if isinstance(text, str) and text.strip()), ""),
+    )
+
+
+def _read_llama_cpp_message(item: dict[str, Any]) -> ExportedMessage | None:
+    """A text by the user or the assistant, behind its thinking and the texts of attached files;
+    None for the root, for instructions and for what tools said."""
+    if item.get("role") not in ("user", "assistant") or item.get("type") == "root":
+        return None
+    message = _read_plain_message(item, "a message")
+    thinking = item.get("reasoningContent") or item.get("thinking")
+    extra = item.get("extra")
+    files = [
+        _attached(name, text)
+        for part in (extra if isinstance(extra, list) else ())
+        for name, text in [(_inside(part, "name"), _inside(part, "content"))]
+        if isinstance(name, str) and isinstance(text, str)
+    ]
+    if isinstance(thinking, str) and thinking.strip():
+        files.append(f"<think>\n{thinking.strip()}\n</think>")
+    created = _time(_in_seconds(item.get("timestamp")), "the time of a message")
+    return message._replace(content="\n\n".join([*files, message.content]), created=created)
+
+
+def _attached(name: str, text: str) -> str:
+    """A file as it stands in a message (app/service/attachments.py)."""
+    fence = "`" * max((len(row) + 1 for row in re.findall(r"`{3,}", text)), default=3)
+    return f"Attached file: {' '.join(name.split())}\n{fence}\n{text}\n{fence}"
+
+
+def _in_seconds(milliseconds: object) -> object:
+    """A time as the other formats have it."""
+    usable = isinstance(milliseconds, int | float) and 0 <= milliseconds < 1000 * LATEST
+    return milliseconds / 1000 if usable else None  # type: ignore[operator]
 
 
 def _tree(

@@ -272,6 +272,14 @@ CREATE TABLE prompts (
 ) WITHOUT ROWID;
 """,
     ),
+    (
+        # Where a conversation stands in the list.
+        "0016-folders",
+        """
+ALTER TABLE conversations ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT '';
+""",
+    ),
 )
 
 

@@ -65,7 +65,7 @@ ROUTES = (
     route("GET", r"/(?:assets|static)/[\w./-]+|/(?:gradio_api/)?theme\.css"),
     route("GET", r"/favicon\.ico|/manifest\.json|/pwa_icon"),
     route("GET", r"/gradio_api/(?:queue/data|app_id|heartbeat/\w+|startup-events)", "empty"),
-    route("GET", r"/(?:stream|revision)/[\w-]+", "empty"),
+    route("GET", r"/(?:stream|revision|download)/[\w-]+", "empty"),
     route("GET", r"/vendor/[\w./-]+"),
     route("POST", r"/gradio_api/queue/join", "empty", 8 * MEGABYTE),
     route("POST", r"/gradio_api/upload", "empty", MAX_UPLOAD + MEGABYTE),

@@ -11,6 +11,7 @@ from app.service.continuing import Begun, begun
 from app.service.history import History
 from app.service.revival import Revival
 from app.service.tasks import Tasks, Wanted
+from app.service.titles import title_of
 from app.service.trash import Trash
 from engine.engine import Engine
 from engine.errors import EngineDied, ModelError, PromptError
@@ -19,7 +20,6 @@ from engine.types import Message
 from storage.conversations import Conversations
 from storage.database import Database
 
-TITLE = 48
 UNTITLED = "New conversation"
 NOTHING_SAID = "There is no message to answer yet. Write something first."
 
@@ -82,10 +82,8 @@ class Chat:
         store = self.conversations(owner)
         if conversation_id is None:
             conversation_id = store.create().id
-        if not store.messages(conversation_id, pieces=False):
-            title = " ".join(text.split())
-            if store.get(conversation_id).title == UNTITLED:
-                store.rename(conversation_id, title[:TITLE].rstrip() or UNTITLED)
+        if store.last(conversation_id) is None and store.get(conversation_id).title == UNTITLED:
+            store.rename(conversation_id, title_of(text) or UNTITLED)
         message = store.append(conversation_id, "user", text)
         self.tasks.ask(owner, conversation_id, Wanted(message.id))
         return conversation_id

@@ -12,6 +12,7 @@ from app.service.answering import Answering
 from app.service.chat import Chat
 from app.service.costs import Costs
 from app.service.current import Current
+from app.service.downloads import Downloads
 from app.service.draft_models import Stacks
 from app.service.generation import Generations
 from app.service.gguf_support import GgufSupport
@@ -24,6 +25,7 @@ from app.service.proofs import Proofs
 from app.service.revival import Revival, end_hung
 from app.service.stores import Stores
 from app.service.tasks import Tasks
+from app.service.titles import Titles
 from app.service.watches import Watches
 from engine.backends.base import BackendInfo
 from engine.engine import Engine, State
@@ -69,6 +71,8 @@ class Session:
         self.revival = Revival(engine, self.stacks, self.models, self.tell)
         # what is done with them
         self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
+        self.titles = Titles(engine, self.tasks, self.chat.conversations, self.stores)
+        self.downloads = Downloads()
         self.answering = Answering(
             engine,
             self.tasks,

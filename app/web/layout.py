@@ -39,6 +39,7 @@ MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "mon
 STYLES = (
     "base",
     "chat",
+    "list",
     "messages",
     "composer",
     "figures",

@@ -16,7 +16,9 @@ from tests.support.pages import (
     PATIENCE,
     act,
     answer,
+    choose,
     end,
+    entry,
     finished,
     long_answer,
     open_advanced,
@@ -56,7 +58,7 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     expect(page.locator("#tokens .inspector")).to_contain_text("position")
     expect(page.locator("#figures")).to_contain_text("Tokens per step")
     expect(page.locator("#figures .ribbon b").first).to_be_attached()
-    expect(page.locator("#conversations label.selected")).to_contain_text("Tell me a short story")
+    expect(page.locator("#conversations .current .title")).to_contain_text("Tell me a short story")
     act(page, "Prove it")
     expect(page.locator("#proof .same")).to_contain_text("Identical")
     finished(page)
@@ -102,38 +104,38 @@ def test_hostile_text_is_inert_wherever_it_is_shown(page: Page) -> None:
     expect(page.locator("#tokens .turn.said")).to_have_text(HOSTILE)
     pictures(page)
     assert page.locator("#tokens .turns :is(script, [onerror])").count() == 0
-    page.click("#rename")
-    page.fill("#title textarea, #title input", f"Renamed: {HOSTILE[:140]}")
-    page.click("#title-save")
-    expect(page.locator("#conversations label.selected")).to_contain_text("Renamed: <img src=x")
+    choose(page, "<img src=x", "Rename")
+    page.locator("#conversations .line").fill(f"Renamed: {HOSTILE[:140]}")
+    page.keyboard.press("Enter")
+    expect(page.locator("#conversations .current .title")).to_contain_text("Renamed: <img src=x")
     page.fill("#search textarea, #search input", "onerror")
-    expect(page.locator("#conversations label")).to_have_count(1)
+    expect(page.locator("#conversations .title")).to_have_count(1)
     open_tab(page, "Databases")
     expect(page.locator("#tier-model")).to_contain_text("n-grams")
     pictures(page)
 
 
-def test_conversations_are_made_renamed_and_deleted_after_asking(page: Page) -> None:
+def test_conversations_are_made_renamed_and_deleted_and_brought_back(page: Page) -> None:
     set_number(page, "Max tokens", 20)
     send(page, "A conversation to delete")
     finished(page)
-    expect(page.locator("#conversations label.selected")).to_have_text("A conversation to delete")
-    before = page.locator("#conversations label").count()
+    expect(page.locator("#conversations .current .title")).to_have_text("A conversation to delete")
+    before = page.locator("#conversations .title").count()
     page.click("#new")
     expect(page.locator("#empty")).to_be_visible()
-    page.locator("#conversations label", has_text="A conversation to delete").click()
+    page.locator("#conversations .title", has_text="A conversation to delete").click()
     expect(page.locator("#tokens .turn.said")).to_have_text("A conversation to delete")
-    page.click("#rename")
-    page.fill("#title textarea, #title input", "Short-lived")
-    page.click("#title-save")
-    expect(page.locator("#conversations label.selected")).to_have_text("Short-lived")
-    page.click("#delete")
-    page.click("#no")
-    expect(page.locator("#conversations label")).to_have_count(before)
-    page.click("#delete")
-    page.click("#yes")
-    expect(page.locator("#conversations label")).to_have_count(before - 1)
+    entry(page, "A conversation to delete").locator(".open").focus()
+    page.keyboard.press("F2")
+    page.locator("#conversations .line").fill("Short-lived")
+    page.keyboard.press("Enter")
+    expect(page.locator("#conversations .current .title")).to_have_text("Short-lived")
+    choose(page, "Short-lived", "Delete")
+    expect(page.locator("#conversations .title")).to_have_count(before - 1)
     expect(page.locator("#empty")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#conversations .title")).to_have_count(before)
+    expect(page.locator("#tokens .turn.said")).to_have_text("A conversation to delete")
 
 
 def test_compare_is_identical_and_draws_its_charts(page: Page) -> None:
@@ -237,7 +239,7 @@ def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)
     visit(page, url)
-    page.locator("#conversations label").first.click()
+    page.locator("#conversations .title").first.click()
     expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
     expect(page.locator("#tokens .turn.answered .tok").nth(20)).to_be_attached()
     page.close()
@@ -288,8 +290,8 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         set_number(page, "Max tokens", 10)
         send(page, text)
         finished(page)
-        expect(page.locator("#conversations label")).to_have_count(1)
-        titles.append(page.locator("#conversations label").all_inner_texts())
+        expect(page.locator("#conversations .title")).to_have_count(1)
+        titles.append(page.locator("#conversations .title").all_inner_texts())
         page.click("#log-out")
         expect(page.get_by_label("password")).to_be_visible()
         context.close()

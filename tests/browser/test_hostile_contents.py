@@ -128,7 +128,7 @@ def test_there_are_enough() -> None:
 
 def test_titles_answers_and_names_run_and_fetch_nothing(page: Page) -> None:
     assert NAME in page.locator("#header .model").inner_text()
-    listed = page.locator("#conversations label")
+    listed = page.locator("#conversations .title")
     assert listed.count() == len(PAYLOADS) + 1
     assert page.locator("#conversations :is(img, svg, script, iframe)").count() == 0
     listed.filter(has_text=ALL).click()

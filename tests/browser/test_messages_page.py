@@ -73,7 +73,7 @@ def page(context: BrowserContext, program: tuple[str, Path]) -> Page:
 
 
 def open_formatted(page: Page) -> None:
-    page.locator("#conversations label", has_text="Formatted").first.click()
+    page.locator("#conversations .title", has_text="Formatted").first.click()
     expect(page.locator("#tokens .formatted .katex")).to_have_count(1)
 
 
@@ -163,14 +163,14 @@ def test_a_branch_is_a_conversation_of_its_own(page: Page) -> None:
     finished(page)
     send(page, "What grows further")
     finished(page)
-    listed = page.locator("#conversations label")
+    listed = page.locator("#conversations .title")
     before = listed.count()
     first = page.locator("#tokens .message", has=page.locator(".turn.answered")).first
     first.hover()
     first.get_by_role("button", name="Branch").click()
     expect(listed).to_have_count(before + 1)
     expect(page.locator("#tokens .turn")).to_have_count(2)
-    expect(page.locator("#conversations label.selected")).to_contain_text("The trunk of it")
+    expect(page.locator("#conversations .current .title")).to_contain_text("The trunk of it")
     send(page, "Another way")
     finished(page)
     expect(page.locator("#tokens .turn")).to_have_count(4)
@@ -191,7 +191,7 @@ def test_two_pages_on_one_conversation_show_the_same(
     other.set_default_timeout(PATIENCE)
     visit(other, program[0])
     if not one_browser:
-        other.locator("#conversations label", has_text=f"Seen twice {one_browser}").click()
+        other.locator("#conversations .title", has_text=f"Seen twice {one_browser}").click()
     expect(other.locator("#tokens .turn")).to_have_count(2)
     assert answer(other) == answer(page)
     set_number(page, "Max tokens", 300)

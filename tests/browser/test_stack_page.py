@@ -111,7 +111,7 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         assert "cannot be found" in told(process, "The draft models were not loaded")
         visit(page, url)
         expect(page.locator("#header .notice")).to_contain_text("were not loaded")
-        page.locator("#conversations label").first.click()
+        page.locator("#conversations .title").first.click()
         expect(page.locator("#tokens .tok.k-draft").first).to_be_attached()
         act(page, "Regenerate")
         expect(page.get_by_text("none is loaded")).to_be_visible()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from storage.conversations import Conversations, Piece
 from storage.database import Database
@@ -114,6 +114,18 @@ def act(page: Page, name: str, of: str = "answered") -> None:
 def show(page: Page, view: str) -> None:
     """Look at messages as `Formatted` or as `Tokens`."""
     page.locator("#view").get_by_role("button", name=view).click()
+
+
+def entry(page: Page, title: str) -> Locator:
+    """A conversation in the list."""
+    return page.locator("#conversations .entry", has_text=title).first
+
+
+def choose(page: Page, title: str, what: str) -> None:
+    """Do something with a conversation, from its menu."""
+    entry(page, title).hover()
+    entry(page, title).locator(".dots").click()
+    page.get_by_role("menuitem", name=what, exact=True).click()
 
 
 def until(page: Page, wanted: Callable[[], bool]) -> None:

@@ -545,3 +545,61 @@ def test_a_damaged_text_is_shown_as_far_as_it_can_be(db: Database, ada: Conversa
         handle.execute("UPDATE messages SET content = CAST(x'48ff69' AS TEXT)")
     assert contents(ada, id) == ["H\ufffdi"]
     ada.delete(id)
+
+
+def test_pinned_ones_and_those_in_folders_come_first_and_that_is_no_change(
+    ada: Conversations, bob: Conversations
+) -> None:
+    old, kept, filed, new = (ada.create(name).id for name in ("old", "kept", "filed", "new"))
+    before = {each.id: each.updated for each in ada.list()}
+    ada.pin(kept, True)
+    ada.file(filed, "  Work \n and play " + "x" * 100)
+    assert {each.id: each.updated for each in ada.list()} == before
+    assert {each.id for each in ada.list(most=2)} == {kept, filed}
+    assert [each.id for each in ada.list()][2:] == [new, old]
+    assert ada.get(kept).pinned and not ada.get(filed).pinned
+    assert ada.get(filed).folder.startswith("Work and play x") and len(ada.folders()[0]) == 60
+    ada.pin(kept, False)
+    ada.file(filed, "")
+    assert ada.folders() == [] and [each.id for each in ada.list()] == [new, filed, kept, old]
+    for change in (lambda: bob.pin(kept, True), lambda: bob.file(kept, "Mine")):
+        with pytest.raises(StorageError, match="There is no conversation"):
+            change()
+    assert not ada.get(kept).pinned and bob.folders() == []
+
+
+def test_folders_are_in_the_order_of_the_alphabet(ada: Conversations) -> None:
+    for folder in ("b", "A", "c", "A"):
+        ada.file(ada.create().id, folder)
+    assert ada.folders() == ["A", "b", "c"]
+
+
+def test_a_search_says_where_the_words_are(ada: Conversations) -> None:
+    talk = ada.create("About boats").id
+    ada.append(talk, "user", "Tell me of 100% SAILS, please")
+    last = ada.append(talk, "assistant", "x" * 100 + "\nThe sails\nare 100% white." + "y" * 100)
+    (found,) = ada.list("100% ")
+    assert found.hit == (last.id, "x" * 17 + " The sails are ", "100%", " white." + "y" * 53)
+    (found,) = ada.list("sAiLs")
+    assert found.hit is not None and found.hit.words == "sails" and found.hit.message == last.id
+    (found,) = ada.list("about")
+    assert found.hit is None
+    assert ada.list("_") == [] and ada.list("boats%") == []
+
+
+def test_words_at_either_end_of_a_message_are_shown_whole(ada: Conversations) -> None:
+    talk = ada.create().id
+    ada.append(talk, "user", "begin here and end")
+    for words, before, after in (("begin", "", " here and end"), ("end", "begin here and ", "")):
+        (found,) = ada.list(words)
+        assert found.hit is not None
+        assert (found.hit.before, found.hit.words, found.hit.after) == (before, words, after)
+
+
+def test_an_export_keeps_its_place_in_the_list(ada: Conversations, bob: Conversations) -> None:
+    talk = ada.create().id
+    ada.append(talk, "user", "Hi")
+    ada.pin(talk, True)
+    ada.file(talk, "Work")
+    (made,) = bob.import_([exports.read(ada.export(talk))])
+    assert bob.get(made).pinned and bob.get(made).folder == "Work"

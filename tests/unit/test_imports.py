@@ -199,3 +199,58 @@ def test_an_import_that_fails_stores_nothing(db: Database) -> None:
     with pytest.raises(StorageError, match="title"):
         mine.import_([good, bad._replace(title=" ")])
     assert mine.list() == []
+
+
+def llama(id: str, parent: str | None, role: str, content: object, **more: Any) -> dict[str, Any]:
+    """A message as llama.cpp's page stores it."""
+    kind = "root" if parent is None else "text"
+    place = {"parent": parent, "children": [], "timestamp": 1_700_000_000_000, "convId": "c"}
+    return {"id": id, "type": kind, "role": role, "content": content, **place, **more}
+
+
+def test_a_chat_of_llama_cpps_page_is_read_with_its_branches() -> None:
+    files = [{"type": "TEXT", "name": "notes.md", "content": "a ``` b"}, {"type": "IMAGE"}, 5]
+    messages = [
+        llama("r", None, "system", ""),
+        llama("s", "r", "system", "Be brief."),
+        llama("u", "s", "user", "Hi", extra=files),
+        llama("old", "u", "assistant", "Hello"),
+        llama("new", "u", "assistant", "Hey", reasoningContent=" Short. "),
+        llama("t", "new", "tool", "42"),
+        llama("more", "t", "user", "Thanks"),
+    ]
+    conv = {"id": "c", "name": "A talk", "lastModified": 1_700_000_001_000, "currNode": "old"}
+    value = [{"conv": conv, "messages": messages}, {"conv": {}, "messages": messages[2:3]}]
+    (found, other) = read(value).conversations
+    assert (found.title, found.system_prompt, found.created) == ("A talk", "Be brief.", 1.7e9 + 1)
+    fenced = "Attached file: notes.md\n````\na ``` b\n````\n\nHi"
+    assert [(m.role, m.content, m.parent, m.chosen) for m in found.messages] == [
+        ("user", fenced, None, 1),
+        ("assistant", "Hello", 0, 1),
+        ("assistant", "<think>\nShort.\n</think>\n\nHey", 0, 0),
+        ("user", "Thanks", 2, 0),
+    ]
+    assert {m.created for m in found.messages} == {1.7e9}
+    assert other.title == "Imported" and said(other) == [("user", fenced)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"conv": 5, "messages": []},
+        {"conv": {}, "messages": 5},
+        {"conv": {}, "messages": [5]},
+        {"conv": {"currNode": "u"}, "messages": [llama("u", "u", "user", 5)]},
+        {"conv": {"currNode": []}, "messages": [llama("u", None, "user", "  ")]},
+    ],
+)
+def test_a_bad_chat_of_llama_cpps_page_is_refused(value: object) -> None:
+    with pytest.raises(StorageError, match="cannot be imported"):
+        read(value)
+
+
+@pytest.mark.parametrize("time", ["x", -1, float("inf"), 10**400, True, None, [], float("nan")])
+def test_odd_times_of_llama_cpps_page_are_now(time: object) -> None:
+    message = llama("u", "r", "user", "Hi", timestamp=time)
+    (found,) = read({"conv": {"lastModified": time}, "messages": [message]}).conversations
+    assert said(found) == [("user", "Hi")] and 0 <= found.created < 2**33

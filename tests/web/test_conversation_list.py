@@ -1,6 +1,8 @@
 """The list's handlers: what an import stores, and that whatever is stored can be opened."""
 
+import io
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 from app.service.generation import Answer
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web.tabs import chat, chat_view, conversations, settings
+from app.web.tabs import chat, conversations, settings
 from engine.engine import Request
 from engine.local import Local
 from engine.settings import Drafting
@@ -64,6 +66,17 @@ def exported(**changes: Any) -> dict[str, Any]:
         "messages": [{"role": "user", "content": "Hi"}],
     }
     return data | changes
+
+
+def said(**values: object) -> gr.EventData:
+    """What the list tells of an entry."""
+    return gr.EventData(None, values)
+
+
+def entries(on: conversations.Handlers, search: str = "") -> list[dict[str, Any]]:
+    """What the list shows."""
+    value: Any = on.redraw(REQUEST, None, search, {})[0]
+    return [item for group in value["groups"] for item in group["items"]]
 
 
 def shown(on: conversations.Handlers, updates: dict[Any, Any]) -> Any:
@@ -129,7 +142,7 @@ def test_stored_settings_that_cannot_be_used_give_way_to_the_usual_ones(
     id = store.create().id
     store.append(id, "user", "Hi")
     store.set_settings(id, bad)
-    updates = on.open_(REQUEST, id, {})
+    updates = on.open_(said(id=id), REQUEST, {})
     assert updates[on.current] == id and [turn["text"] for turn in shown(on, updates)] == ["Hi"]
     (notice,) = told
     assert notice.startswith("The settings of this conversation cannot be used")
@@ -228,14 +241,120 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
     sound = on.session.chat.conversations(OWNER).create("sound").id
     forgotten(on.session)
     act(db)
-    choices, _ = on.redraw(REQUEST, None, "", {})
-    assert {key for _, key in choices["choices"]} == {id, sound}
-    updates = on.open_(REQUEST, id, {})
+    assert {entry["id"] for entry in entries(on)} == {id, sound}
+    updates = on.open_(said(id=id), REQUEST, {})
     assert updates[on.current] == id and len(shown(on, updates)) == 2
-    assert on.ask_delete(updates[on.current])["visible"]
-    on.delete(REQUEST, updates[on.current], {})
+    on.remove(said(id=id), REQUEST, id, {})
     assert [item.id for item in on.session.chat.conversations(OWNER).list()] == [sound]
     assert Traces(db, OWNER).history() == []
+
+
+def groups(on: conversations.Handlers, search: str = "") -> list[tuple[str, list[str]]]:
+    """The names of the list's groups, each with its titles."""
+    value: Any = on.redraw(REQUEST, None, search, {})[0]
+    return [
+        (group["name"], [item["title"] for item in group["items"]]) for group in value["groups"]
+    ]
+
+
+def test_the_list_is_in_groups(on: conversations.Handlers, db: Database) -> None:
+    ids = {name: on.session.chat.conversations(OWNER).create(name).id for name in "abcdefg"}
+    on.pin(said(id=ids["a"], pinned=True), REQUEST, {})
+    for name, folder in (("b", "Work"), ("c", "home"), ("d", "Work")):
+        on.file(said(id=ids[name], folder=folder), REQUEST, {})
+    on.rename(said(id=ids["e"], title="E!"), REQUEST, {})
+    for name, days in (("f", 3), ("g", 30)):
+        with db.write() as handle:
+            query = "UPDATE conversations SET updated = updated - 86400 * ? WHERE id = ?"
+            handle.execute(query, [days, ids[name]])
+    assert groups(on) == [
+        ("Pinned", ["a"]),
+        ("home", ["c"]),
+        ("Work", ["d", "b"]),
+        ("Today", ["E!"]),
+        ("Last seven days", ["f"]),
+        ("Earlier", ["g"]),
+    ]
+    on.pin(said(id=ids["a"], pinned=False), REQUEST, {})
+    assert groups(on)[-3] == ("Today", ["E!", "a"]) and groups(on, "b") == [("", ["b"])]
+
+
+def test_a_search_leads_to_the_version_that_holds_the_words(on: conversations.Handlers) -> None:
+    store = on.session.chat.conversations(OWNER)
+    id = store.create("talk").id
+    asked_first = store.append(id, "user", "Of whales, please")
+    store.beside(id, asked_first.id, "user", "Of birds, please")
+    (entry,) = entries(on, "whales")
+    assert entry["hit"] == ["Of ", "whales", ", please"]
+    updates = on.open_(said(**entry), REQUEST, {})
+    assert [turn["text"] for turn in shown(on, updates)] == ["Of whales, please"]
+
+
+def test_what_was_deleted_is_offered_back(on: conversations.Handlers) -> None:
+    store = on.session.chat.conversations(OWNER)
+    here, there = store.create("here").id, store.create("there").id
+    store.append(here, "user", "Hi")
+    on.open_(said(id=here), REQUEST, {})
+    updates: Any = on.remove(said(id=there), REQUEST, here, {})
+    assert updates[on.current] == here and [each.id for each in store.list()] == [here]
+    assert updates[on.talk.tokens]["undo"]["words"] == conversations.DELETED
+    gone: Any = on.remove(said(id=here), REQUEST, here, {})
+    assert gone[on.current] is None and store.list() == []
+    for each in (gone, updates):
+        on.session.chat.undo(OWNER, each[on.talk.tokens]["undo"]["token"])
+    assert {each.id for each in store.list()} == {here, there}
+
+
+def fetched(on: conversations.Handlers, offer: str) -> tuple[str, bytes]:
+    """The file that a page was offered."""
+    told = json.loads(offer)
+    download = on.session.downloads.take(told["token"])
+    assert download is not None and download.name == told["name"]
+    assert on.session.downloads.take(told["token"]) is None, "once"
+    return download.name, b"".join(download.parts())
+
+
+def test_one_conversation_is_exported_in_every_format(on: conversations.Handlers) -> None:
+    store = on.session.chat.conversations(OWNER)
+    id = store.create("A <b>: talk/../?").id
+    store.append(id, "user", "Hi <b>")
+    wanted = {"json": '"Hi <b>"', "markdown": "## You\n\nHi <b>", "page": "Hi &lt;b&gt;"}
+    for kind, words in wanted.items():
+        name, content = fetched(on, on.export(said(id=id, kind=kind), REQUEST, {}))
+        assert words in content.decode() and name.startswith("A b talk.")
+
+
+def test_all_conversations_are_exported_and_come_back(
+    on: conversations.Handlers, told: list[str], tmp_path: Path
+) -> None:
+    assert on.export_all("json")(REQUEST, {})[0] == "" and "no conversation" in told.pop()
+    store = on.session.chat.conversations(OWNER)
+    for title in ("same", "same", "other"):
+        store.append(store.create(title).id, "user", f"Hi {title}")
+    for kind, suffix in (("markdown", "md"), ("page", "html")):
+        name, content = fetched(on, on.export_all(kind)(REQUEST, {})[0])
+        assert name == f"strata-conversations-{suffix}.zip"
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            assert archive.testzip() is None
+            assert archive.namelist() == [
+                f"{n:04} {title}.{suffix}" for n, title in enumerate(("other", "same", "same"), 1)
+            ]
+    name, content = fetched(on, on.export_all("json")(REQUEST, {})[0])
+    file = tmp_path / name
+    file.write_bytes(content)
+    on.import_(REQUEST, str(file), {})
+    assert [each.title for each in store.list()] == ["other", "same", "same"] * 2 and told == []
+
+
+def test_another_guest_gets_nothing(on: conversations.Handlers, told: list[str]) -> None:
+    id = on.session.chat.conversations(OWNER).create("mine").id
+    other: Any = SimpleNamespace(username="guest", session_hash="other")
+    memory = {"browser": "x"}
+    assert on.export(said(id=id), other, memory) == ""
+    on.rename(said(id=id, title="stolen"), other, memory)
+    on.remove(said(id=id), other, None, memory)
+    assert len(told) == 3 and all("There is no conversation" in notice for notice in told)
+    assert [title for _, titles in groups(on) for title in titles] == ["mine"]
 
 
 def test_the_list_shows_the_newest_and_finds_the_others(
@@ -245,10 +364,12 @@ def test_the_list_shows_the_newest_and_finds_the_others(
     for name in ("one", "two", "three"):
         on.session.chat.conversations(OWNER).create(name)
 
-    def titles(search: str) -> list[str]:
-        return [title for title, _ in on.redraw(REQUEST, None, search, {})[0]["choices"]]
-
-    assert titles("") == ["three", "two"] and titles("one") == ["one"]
+    assert [entry["title"] for entry in entries(on)] == ["three", "two"]
+    value: Any = on.redraw(REQUEST, None, "", {})[0]
+    assert value["more"].startswith("1 more")
+    assert [entry["title"] for entry in entries(on, "one")] == ["one"]
+    value = on.redraw(REQUEST, None, "nothing like it", {})[0]
+    assert value["groups"] == [] and value["empty"]
 
 
 @pytest.fixture

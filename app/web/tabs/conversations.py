@@ -1,31 +1,51 @@
-"""The conversation list: new, search, open, rename, delete (after asking), export and import."""
+"""The list of conversations: search, open, pin, rename, file away, delete, export and import."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 
+from app.service import library
+from app.service.downloads import Download
 from app.service.preferences import Preferences
 from app.service.session import Session
+from app.web import page_export
+from app.web.conversation_list import conversation_list, listed
 from app.web.tabs import chat_view
+from app.web.tabs.messages import undo
 from app.web.tabs.settings import Controls
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
 from engine.errors import StorageError
 from storage import imports
-from storage.conversations import Conversation
+from storage.conversations import Conversation, Conversations
 
 SHOWN = 300
 """So many are listed, as a page with thousands is slow. The search finds the others."""
-SAVE_FILE = """(text) => {
-  if (!text) return;
+DELETED = "The conversation was deleted."
+FORMATS = {
+    "json": library.JSON,
+    "markdown": library.MARKDOWN,
+    "page": library.Format(
+        "html", "text/html", lambda store, id: page_export.page(store.get(id), store.messages(id))
+    ),
+}
+ALL = (("JSON", "json"), ("Markdown", "markdown"), ("Pages", "page"))
+SAVE_FILE = """async (text) => {
+  if (!text) return "";
+  const { token, name } = JSON.parse(text);
+  const answer = await fetch("/download/" + token);
+  if (!answer.ok) return "";
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = "conversation.json";
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  return "";
 }"""
 
 
@@ -35,18 +55,11 @@ class Parts:
 
     new: gr.Button
     search: gr.Textbox
-    list: gr.Radio
-    rename: gr.Button
-    delete: gr.Button
-    export: gr.Button
+    listed: gr.HTML
     import_: gr.UploadButton
-    naming: gr.Row
-    name: gr.Textbox
-    name_save: gr.Button
-    asking: gr.Column
-    question: gr.HTML
-    yes: gr.Button
-    no: gr.Button
+    export: gr.Button
+    formats: gr.Row
+    every: list[tuple[gr.Button, str]]
     outgoing: gr.Textbox
 
 
@@ -55,56 +68,22 @@ def build() -> Parts:
     with gr.Column(scale=2, min_width=210, elem_classes="list"):
         new = gr.Button("New conversation", size="sm", elem_id="new")
         search = gr.Textbox(
-            show_label=False, container=False, placeholder="Search", elem_id="search"
-        )
-        choices = gr.Radio(
-            [],
             show_label=False,
             container=False,
-            elem_classes="conversations",
-            elem_id="conversations",
+            label="Search conversations",
+            placeholder="Search",
+            elem_id="search",
         )
+        found = conversation_list("conversations")
         with gr.Row(elem_classes="tools"):
-            rename = gr.Button("Rename", size="sm", min_width=40, elem_id="rename")
-            delete = gr.Button("Delete", size="sm", min_width=40, elem_id="delete")
-            export = gr.Button("Export", size="sm", min_width=40)
             import_ = gr.UploadButton(
-                "Import", size="sm", min_width=40, file_types=[".json"], type="filepath"
+                "Import", size="sm", min_width=40, file_types=[".json", ".jsonl"], type="filepath"
             )
-        with gr.Row(visible=False, elem_classes="naming") as naming:
-            name = gr.Textbox(show_label=False, container=False, elem_id="title", scale=4)
-            name_save = gr.Button("Save", size="sm", min_width=40, elem_id="title-save")
-        with gr.Column(visible=False, elem_classes="asking") as asking:
-            question = gr.HTML(
-                "Delete this conversation? What the model learned from its own answers stays, "
-                "until Past answers is emptied in the Databases tab."
-            )
-            with gr.Row():
-                yes = gr.Button("Delete", size="sm", variant="stop", min_width=40, elem_id="yes")
-                no = gr.Button("Keep", size="sm", min_width=40, elem_id="no")
+            export = gr.Button("Export all", size="sm", min_width=40, elem_id="export-all")
+        with gr.Row(visible=False, elem_classes="tools", elem_id="formats") as formats:
+            every = [(gr.Button(name, size="sm", min_width=40), kind) for name, kind in ALL]
         outgoing = gr.Textbox(visible="hidden")
-    return Parts(
-        new,
-        search,
-        choices,
-        rename,
-        delete,
-        export,
-        import_,
-        naming,
-        name,
-        name_save,
-        asking,
-        question,
-        yes,
-        no,
-        outgoing,
-    )
-
-
-def choices(found: Iterable[Conversation]) -> list[tuple[str, str]]:
-    """Titles and ids; the browser shows titles as plain text."""
-    return [(conversation.title, conversation.id) for conversation in found]
+    return Parts(new, search, found, import_, export, formats, every, outgoing)
 
 
 class Handlers:
@@ -132,10 +111,11 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         remembered = {**(memory or {}), "conversation": conversation}
         with told():
-            found = self.session.chat.conversations(owner).list(search, SHOWN)
-            there = conversation in [c.id for c in found]
-            value = conversation if there else None
-            return gr.update(choices=choices(found), value=value), remembered
+            store = self.session.chat.conversations(owner)
+            found = store.list(search, SHOWN)
+            more = store.count() - len(found) if len(found) == SHOWN and not search.strip() else 0
+            value = listed(found, conversation, search.strip(), store.folders(), more)
+            return value, remembered
         return gr.skip(), remembered
 
     def settings_of(self, conversation: Conversation) -> Updates:
@@ -159,8 +139,6 @@ class Handlers:
             self.current: conversation,
             self.talk.proof: "",
             self.talk.editing: None,
-            self.parts.naming: gr.update(visible=False),
-            self.parts.asking: gr.update(visible=False),
         }
         self.session.viewing[request.session_hash or ""] = conversation
         # It is open whatever of it cannot be shown: so it can be deleted.
@@ -174,64 +152,94 @@ class Handlers:
             updates[self.talk.figures] = chat_view.last_figures(self.session, owner, conversation)
         return updates
 
-    def open_(self, request: gr.Request, chosen: str | None, memory: Memory) -> Updates:
-        """Open the chosen one."""
-        return self.show(request, owner_of(self.session, memory, request), chosen)
+    def restore(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
+        """Open what a browser had open."""
+        return self.show(request, owner_of(self.session, memory, request), conversation)
+
+    def open_(self, data: gr.EventData, request: gr.Request, memory: Memory) -> Updates:
+        """Open the chosen one; from a search, at the version that holds the words."""
+        owner, said = owner_of(self.session, memory, request), asked(data)
+        conversation, message = said.get("id"), said.get("message")
+        if conversation and message:
+            with told():
+                self.session.chat.conversations(owner).show(conversation, message)
+        return self.show(request, owner, conversation)
 
     def new(self, request: gr.Request, memory: Memory) -> Updates:
         """Open none: the first message makes a new one."""
-        updates = self.show(request, owner_of(self.session, memory, request), None)
-        return {**updates, self.parts.list: gr.update(value=None)}
+        return self.show(request, owner_of(self.session, memory, request), None)
 
-    def ask_name(
-        self, request: gr.Request, conversation: str | None, memory: Memory
-    ) -> tuple[object, object]:
-        """Show the box for a new title."""
-        owner = owner_of(self.session, memory, request)
+    def pin(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
+        """Pin a conversation, or no longer."""
+        owner, said = owner_of(self.session, memory, request), asked(data)
         with told():
-            if conversation is None:
-                raise StorageError("No conversation is open. Open the one to rename first.")
-            title = self.session.chat.conversations(owner).get(conversation).title
-            return gr.update(visible=True), title
-        return gr.update(visible=False), ""
+            pinned = said.get("pinned") == "True"
+            self.session.chat.conversations(owner).pin(said.get("id", ""), pinned)
 
-    def save_name(
+    def rename(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
+        """Give a conversation another title."""
+        owner, said = owner_of(self.session, memory, request), asked(data)
+        with told():
+            store = self.session.chat.conversations(owner)
+            store.rename(said.get("id", ""), said.get("title", ""))
+
+    def file(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
+        """Put a conversation into a folder, or into none."""
+        owner, said = owner_of(self.session, memory, request), asked(data)
+        with told():
+            store = self.session.chat.conversations(owner)
+            store.file(said.get("id", ""), said.get("folder", ""))
+
+    def suggest(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
+        """Have the model give a conversation a title."""
+        owner, said = owner_of(self.session, memory, request), asked(data)
+        with told():
+            self.session.titles.suggest(owner, said.get("id", ""))
+
+    def remove(
         self,
+        data: gr.EventData,
         request: gr.Request,
         conversation: str | None,
-        title: str,
         memory: Memory,
-    ) -> object:
-        """Keep the new title."""
-        owner = owner_of(self.session, memory, request)
+    ) -> Updates:
+        """Delete a conversation, and offer to take that back."""
+        owner, id = owner_of(self.session, memory, request), asked(data).get("id", "")
         with told():
-            if conversation:
-                self.session.chat.conversations(owner).rename(conversation, title)
-            return gr.update(visible=False)
-        return gr.update()
+            offer = undo(self.session.chat.delete(owner, id), DELETED)
+            updates = self.show(request, owner, None if id == conversation else conversation)
+            tokens = updates[self.talk.tokens]
+            return {**updates, self.talk.tokens: {**tokens, **offer}}  # type: ignore[dict-item]
+        return {self.current: conversation}
 
-    def ask_delete(self, conversation: str | None) -> object:
-        """Ask before deleting."""
-        if conversation is None:
-            warn("No conversation is open. Open the one to delete first.")
-        return gr.update(visible=conversation is not None)
-
-    def delete(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
-        """Delete the open conversation."""
-        owner = owner_of(self.session, memory, request)
+    def export(self, data: gr.EventData, request: gr.Request, memory: Memory) -> str:
+        """Offer one conversation to the browser, which saves it."""
+        said = asked(data)
         with told():
-            if conversation:
-                self.session.chat.delete(owner, conversation)
-        return self.show(request, owner, None)
-
-    def export(self, request: gr.Request, conversation: str | None, memory: Memory) -> str:
-        """The open conversation as JSON text, which the browser saves."""
-        owner = owner_of(self.session, memory, request)
-        with told():
-            if conversation is None:
-                raise StorageError("No conversation is open. Open the one to export first.")
-            return json.dumps(self.session.chat.conversations(owner).export(conversation), indent=1)
+            format = FORMATS.get(said.get("kind", ""), library.JSON)
+            found = library.one(self.store(request, memory), said.get("id", ""), format)
+            return self.offer(found)
         return ""
+
+    def export_all(self, kind: str) -> Callable[[gr.Request, Memory], tuple[str, object]]:
+        """What offers all conversations to the browser, in one file."""
+
+        def export(request: gr.Request, memory: Memory) -> tuple[str, object]:
+            with told():
+                found = library.every(self.store(request, memory), FORMATS[kind])
+                return self.offer(found), gr.update(visible=False)
+            return "", gr.update(visible=False)
+
+        return export
+
+    def store(self, request: gr.Request, memory: Memory) -> Conversations:
+        """The conversations of whoever asks."""
+        return self.session.chat.conversations(owner_of(self.session, memory, request))
+
+    def offer(self, download: Download) -> str:
+        """What the page needs to fetch a file."""
+        token = self.session.downloads.offer(download)
+        return json.dumps({"token": token, "name": download.name})
 
     def import_(self, request: gr.Request, file: str | None, memory: Memory) -> Updates:
         """Read a file and open what it held."""
@@ -247,6 +255,12 @@ class Handlers:
         return self.show(request, owner, made) if made else {self.current: gr.skip()}
 
 
+def asked(data: gr.EventData) -> dict[str, str]:
+    """What the list says was chosen, as texts."""
+    said = data._data if isinstance(data._data, dict) else {}
+    return {str(name): str(value) for name, value in said.items()}
+
+
 def wire(
     session: Session,
     parts: Parts,
@@ -256,34 +270,35 @@ def wire(
     memory: gr.BrowserState,
 ) -> tuple[Event, Event]:
     """Connect the list; returns the events that redraw it, and that open a conversation."""
-    showing = [*chat_view.stored(talk), talk.proof, talk.figures, talk.editing, current]
-    showing += [parts.list, parts.naming, parts.asking, *controls.inputs]
-
+    showing: list[Block] = [*chat_view.stored(talk), talk.proof, talk.figures, talk.editing]
+    showing += [current, *controls.inputs]
     on = Handlers(session, parts, talk, controls, current)
-    refresh = Event(on.redraw, [current, parts.search, memory], [parts.list, memory])
-    opening = Event(on.open_, [parts.list, memory], showing)
+    refresh = Event(on.redraw, [current, parts.search, memory], [parts.listed, memory])
 
-    parts.list.input(*opening, **AT_ONCE).then(*refresh, **AT_ONCE)
+    parts.listed.open(on.open_, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
     parts.new.click(on.new, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
     parts.search.change(*refresh, trigger_mode="always_last", **AT_ONCE)
-    parts.rename.click(on.ask_name, [current, memory], [parts.naming, parts.name], **AT_ONCE)
-    gr.on(
-        [parts.name.submit, parts.name_save.click],
-        on.save_name,
-        [current, parts.name, memory],
-        parts.naming,
-        **AT_ONCE,
-    ).then(*refresh, **AT_ONCE)
-    parts.delete.click(on.ask_delete, current, parts.asking, **AT_ONCE)
-    parts.no.click(lambda: gr.update(visible=False), None, parts.asking, **AT_ONCE)
-    parts.yes.click(on.delete, [current, memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
-    parts.export.click(on.export, [current, memory], parts.outgoing, **AT_ONCE).then(
-        None, parts.outgoing, None, js=SAVE_FILE, **AT_ONCE
+    changes = (
+        (parts.listed.pin, on.pin),
+        (parts.listed.rename, on.rename),
+        (parts.listed.folder, on.file),
     )
+    for event, handler in (*changes, (parts.listed.title, on.suggest)):
+        event(handler, [memory], None, **AT_ONCE).then(*refresh, **AT_ONCE)
+    parts.listed.remove(on.remove, [current, memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
+    saved: dict[str, Any] = {"inputs": parts.outgoing, "outputs": parts.outgoing, "js": SAVE_FILE}
+    exported = parts.listed.export(on.export, [memory], parts.outgoing, **AT_ONCE)
+    exported.then(None, **saved, **AT_ONCE)
+    parts.export.click(lambda: gr.update(visible=True), None, parts.formats, **AT_ONCE)
+    for button, kind in parts.every:
+        exported = button.click(
+            on.export_all(kind), [memory], [parts.outgoing, parts.formats], **AT_ONCE
+        )
+        exported.then(None, **saved, **AT_ONCE)
     parts.import_.upload(on.import_, [parts.import_, memory], showing, **AT_ONCE).then(
         *refresh, **AT_ONCE
     )
-    return refresh, opening
+    return refresh, Event(on.restore, [current, memory], showing)
 
 
 def read_in(session: Session, owner: str, file: str | None) -> str:
