@@ -34,13 +34,14 @@ def reopen(handle: sqlite_utils.Database, run_id: str, last: Step) -> None:
     insert(handle, run_id, [last])
 
 
-def read(db: Database, run_id: str) -> tuple[Step, ...]:
-    """The steps of a run, in order. Raises whatever rows that were not stored here lead to."""
+def read(db: Database, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
+    """The steps of a run, in order; from number `start` on, where `limit` is not -1 at most so
+    many. Raises whatever rows that were not stored here lead to."""
     rows = db.execute_read(
         "SELECT position, tokens, proposed, accepted, by_depth, draft_seconds, verify_seconds, "
         "sample_seconds, other_seconds, plain_seconds, look_ups, levels, finish FROM steps "
-        "WHERE run = ? ORDER BY position",
-        [run_id],
+        "WHERE run = ? ORDER BY position LIMIT ? OFFSET ?",
+        [run_id, limit, start],
     )
     return tuple(map(_step, rows))
 

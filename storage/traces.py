@@ -10,14 +10,16 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 import sqlite_utils
 
 from engine.errors import StorageError
 from engine.types import Learned, Part, Prefill, Run, Step
+from storage import digests
 from storage import steps as rows_of
+from storage.columns import as_text
 from storage.conversations import Conversations
 from storage.database import Database, pack_tokens, unpack_tokens
 
@@ -25,6 +27,17 @@ Kind = Literal["chat", "compare"]
 TRACE_COLUMNS = """runs.id, conversation, kind, model, fingerprints.name, method, emitted_tokens,
     decode_seconds, forwards, created, speedup, decode_speedup
     FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+MATCHING = """owner = :owner
+    AND (:model IS NULL OR model = :model) AND (:method IS NULL OR method = :method)
+    AND (:conversation IS NULL OR conversation = :conversation)
+    AND (:kind IS NULL OR kind = :kind) AND created >= :since"""
+NEWEST_FIRST = "ORDER BY created DESC, runs.rowid DESC"
+TREND = f"""WITH numbered AS (
+    SELECT id, method = 'plain' AS plain, emitted_tokens, decode_seconds, speedup,
+    row_number() OVER (ORDER BY created, rowid) - 1 AS number, count(*) OVER () AS count
+    FROM runs WHERE {MATCHING} AND emitted_tokens > 0 AND decode_seconds > 0
+) SELECT id, plain, max(number), count(*), sum(emitted_tokens) / sum(decode_seconds), avg(speedup)
+FROM numbered GROUP BY number * min(count, :points) / count, plain ORDER BY max(number)"""
 RUN_COLUMNS = """method, model, fingerprints.name, settings, prompt_tokens, reused_tokens,
     prefill_seconds, plain_prefill_seconds, learning_seconds
     FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
@@ -53,6 +66,41 @@ class Trace:
     created: float
     speedup: float | None
     decode_speedup: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which runs: all of them but for what is given. `since` is in seconds since 1970, UTC."""
+
+    model: str | None = None
+    method: str | None = None
+    conversation: str | None = None
+    kind: Kind | None = None
+    since: float = 0.0
+
+
+ALL = Filter()
+
+
+class Asked(NamedTuple):
+    """What a run answered, as far as it is stored: the title of its conversation, the system
+    prompt that this has now, and (role, text) of the messages before the answer."""
+
+    title: str
+    system_prompt: str
+    messages: list[tuple[str, str]]
+
+
+class Mark(NamedTuple):
+    """Runs that are next to each other in time, as one point of a chart: the number of the newest
+    one and its id, how many they are, tokens per second of all, the mean of the known speedups."""
+
+    id: str
+    plain: bool
+    number: int
+    runs: int
+    speed: float
+    speedup: float | None
 
 
 class Traces:
@@ -168,8 +216,9 @@ class Traces:
         """A run's line of the history; `StorageError` when this owner has none of that id."""
         return _trace(self._row(TRACE_COLUMNS, run_id))
 
-    def load(self, run_id: str) -> Run:
-        """A run as it was saved; `StorageError` when this owner has none of that id."""
+    def load(self, run_id: str, steps: bool = True) -> Run:
+        """A run as it was saved, or without its steps; `StorageError` when this owner has none of
+        that id."""
         with self._db.read():
             row = self._row(RUN_COLUMNS, run_id)
             with _checked(run_id):
@@ -180,7 +229,7 @@ class Traces:
                     fingerprint,
                     dict(json.loads(settings)),
                     _prefill(*read),
-                    rows_of.read(self._db, run_id),
+                    rows_of.read(self._db, run_id) if steps else (),
                     None if learning is None else Learned(float(learning)),
                     tuple(_part(*each) for each in self._db.execute_read(PARTS, [run_id])),
                 )
@@ -195,6 +244,89 @@ class Traces:
             with suppress(StorageError):
                 found.append(_trace(row))
         return found
+
+    def page(self, chosen: Filter = ALL, start: int = 0, limit: int = -1) -> list[Trace]:
+        """The runs of a filter from number `start` on, newest first; all where `limit` is -1. One
+        that is damaged in the file is left out."""
+        query = f"SELECT {TRACE_COLUMNS} WHERE {MATCHING} {NEWEST_FIRST} LIMIT :limit OFFSET :start"
+        values = {**self._values(chosen), "limit": limit, "start": max(0, start)}
+        found = []
+        for row in self._db.execute_read(query, values):
+            with suppress(StorageError):
+                found.append(_trace(row))
+        return found
+
+    def count(self, chosen: Filter = ALL) -> int:
+        """How many runs a filter lets through."""
+        query = f"SELECT count(*) FROM runs WHERE {MATCHING}"
+        return int(self._db.execute_read(query, self._values(chosen))[0][0])
+
+    def trend(self, chosen: Filter = ALL) -> list[Mark]:
+        """How fast the runs of a filter were, oldest first: at most `digests.POINTS` of each kind,
+        plain and with drafts."""
+        values = {**self._values(chosen), "points": digests.POINTS}
+        return [
+            Mark(id, bool(plain), int(number), int(runs), float(speed), _known(speedup))
+            for id, plain, number, runs, speed, speedup in self._db.execute_read(TREND, values)
+        ]
+
+    def names(self, column: Literal["model", "method", "kind"]) -> list[str]:
+        """The models, methods or kinds that there are runs of."""
+        query = f"SELECT DISTINCT {column} FROM runs WHERE owner = ? ORDER BY {column}"
+        return [str(name) for (name,) in self._db.execute_read(query, [self._owner])]
+
+    def conversations(self, most: int) -> list[tuple[str, str]]:
+        """The conversations that there are runs of, as (id, title); used last first."""
+        query = (
+            "SELECT id, title FROM conversations WHERE owner = ? AND EXISTS (SELECT 1 FROM runs "
+            "WHERE conversation = conversations.id) ORDER BY updated DESC LIMIT ?"
+        )
+        rows = self._db.execute_read(query, [self._owner, most])
+        return [(str(id), as_text(title)) for id, title in rows]
+
+    def asked(self, run_id: str) -> Asked | None:
+        """What a run answered; None for one that no message belongs to any more, or never did."""
+        with self._db.read():
+            self.get(run_id)
+            found = self._db.execute_read(
+                "SELECT title, system_prompt, conversation, position FROM messages "
+                "JOIN conversations ON conversations.id = conversation WHERE run = ?",
+                [run_id],
+            )
+            if not found:
+                return None
+            title, system_prompt, *place = found[0]
+            rows = self._db.execute_read(
+                "SELECT role, content FROM messages WHERE conversation = ? AND position < ? "
+                "ORDER BY position",
+                place,
+            )
+        messages = [(as_text(role), as_text(content)) for role, content in rows]
+        return Asked(as_text(title), as_text(system_prompt), messages)
+
+    def digest(self, run_id: str) -> digests.Digest:
+        """What charts show of a run."""
+        with self._db.read():
+            trace = self.get(run_id)
+            name = trace.method, trace.model, trace.fingerprint
+            return digests.summed(self._db, run_id, *name)
+
+    def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
+        """The steps of a run from number `start` on."""
+        with self._db.read():
+            self.get(run_id)
+            with _checked(run_id):
+                return rows_of.read(self._db, run_id, max(0, start), limit)
+
+    def step_count(self, run_id: str) -> int:
+        """How many steps are stored of a run."""
+        self.get(run_id)
+        query = "SELECT count(*) FROM steps WHERE run = ?"
+        return int(self._db.execute_read(query, [run_id])[0][0])
+
+    def _values(self, chosen: Filter) -> dict[str, Any]:
+        """A filter as the parameters of a query."""
+        return {**asdict(chosen), "owner": self._owner}
 
     def _row(self, columns: str, run_id: str) -> tuple[Any, ...]:
         query = f"SELECT {columns} WHERE runs.id = ? AND owner = ?"

@@ -1,25 +1,25 @@
-"""Charts of runs: pure functions from runs to figures, in the one palette.
+"""Charts of runs: pure functions from sums to figures, in the one palette.
 
-Grounds are transparent and the ink is a mid-grey, so a figure fits light and dark alike. Series
-are bounded to POINTS points: a figure travels whole to the browser.
+Grounds are transparent and the ink is a mid-grey, so a figure fits light and dark alike. What is
+drawn is bounded (storage/digests.py): a figure travels whole to the browser. A title says what was
+found. The points of some charts can be opened: `customdata` then begins with what they are, "run"
+or "step", and which one (assets/picks.js).
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from itertools import accumulate
 from operator import mul
+from statistics import median
 
 import plotly.graph_objects as go
 
-from app.web.colors import GRID, INK, INKS, PLAIN, ink, others
+from app.web.colors import GRID, INK, INKS, PLAIN, STAGES, ink, others
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
-from engine.metrics import summarise
-from engine.types import NO_RUN, TARGET, Run, Step
-from storage.traces import Trace
+from engine.types import NO_RUN, TARGET, Run
+from storage.digests import NOTHING, Digest, digest
+from storage.traces import Mark
 
-POINTS = 400
 HEIGHT = 290
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 WORDS = "#7c8aa5"
@@ -57,79 +57,79 @@ def framed(title: str, x: str, y: str, legend: bool = False) -> go.Figure:
     return figure
 
 
-def thinned(count: int) -> list[int]:
-    """At most POINTS indices below `count`, evenly spread, the last one included."""
-    if count <= POINTS:
-        return list(range(count))
-    return [round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)]
-
-
 def name_of(source: str) -> str:
     """A source's title as plain text: the charting library reads markup in what it is given."""
     return escape(ink(source).title, quote=False)
 
 
-def main_source(step: Step) -> str:
-    """The source of most of a step's tokens; the target when none of them was drafted."""
-    drafted = Counter(token.source for token in step.tokens if token.source != TARGET)
-    return drafted.most_common(1)[0][0] if drafted else TARGET
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 step", "2 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def of_run(accelerated: Run, plain: Run = NO_RUN) -> list[go.Figure]:
     """The five charts that tell one run, with the plain run beside it where there is one."""
+    return of_digest(digest(accelerated), digest(plain))
+
+
+def of_digest(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
+    """The same of a run of which the sums are known."""
     return [
-        tokens_over_time(accelerated, plain),
-        accepted_lengths(accelerated),
-        share_by_tier(accelerated),
-        rate_by_depth(accelerated),
-        tier_rates(accelerated),
+        tokens_over_time(run, plain),
+        accepted_lengths(run),
+        share_by_tier(run),
+        rate_by_depth(run),
+        tier_rates(run),
     ]
 
 
-def tokens_over_time(
-    accelerated: Run, plain: Run = NO_RUN, title: str = "Tokens over time"
-) -> go.Figure:
+def tokens_over_time(run: Digest, plain: Digest = NOTHING) -> go.Figure:
     """Tokens emitted against decoding time; each accelerated step in its main source's colour."""
+    seconds = f" in {run.line[-1].seconds:.2f} s" if run.line else ""
+    title = counted(run.tokens, "token") + seconds if run.line else "Tokens over time"
     figure = framed(title, "seconds of decoding", "tokens", True)
-    for name, steps in (("plain", plain.steps), ("with drafts", accelerated.steps)):
-        if not steps:
+    for name, each in (("plain", plain), ("with drafts", run)):
+        if not each.line:
             continue
-        seconds = list(accumulate(step.seconds for step in steps))
-        tokens = list(accumulate(len(step.tokens) for step in steps))
-        shown = thinned(len(steps))
         fast = name == "with drafts"
         figure.add_scatter(
-            x=[0.0, *(seconds[i] for i in shown)],
-            y=[0, *(tokens[i] for i in shown)],
-            name=name,
+            x=[0.0, *(point.seconds for point in each.line)],
+            y=[0, *(point.tokens for point in each.line)],
+            name=name if plain.line or run.method != "plain" else "plain",
             mode="lines+markers" if fast else "lines",
             line={"color": INK if fast else PLAIN, "dash": "solid" if fast else "dot", "width": 2},
-            marker={
-                "size": 5,
-                "color": [PLAIN, *(ink(main_source(steps[i])).colour for i in shown)],
-            },
+            marker={"size": 5, "color": [PLAIN, *(ink(p.source).colour for p in each.line)]},
+            customdata=[["step", 0], *(["step", point.step] for point in each.line)],
             hovertemplate="%{y} tokens after %{x:.2f} s",
         )
     return figure
 
 
-def accepted_lengths(run: Run) -> go.Figure:
+def accepted_lengths(run: Digest) -> go.Figure:
     """How many tokens came from each step."""
-    figure = framed("Tokens per step", "tokens from one step", "steps")
-    lengths = summarise(run).lengths
+    title = f"{run.tokens / run.steps:.2f} tokens per step" if run.steps else "Tokens per step"
+    figure = framed(title, "tokens from one step", "steps")
+    lengths = dict(run.lengths)
     if lengths:
         longest = max(lengths)
         x = list(range(1, longest + 1))
         colours = [PLAIN if n == 1 else INK for n in x]
-        figure.add_bar(x=x, y=[lengths.get(n, 0) for n in x], marker={"color": colours})
+        figure.add_bar(
+            x=x,
+            y=[lengths.get(n, 0) for n in x],
+            marker={"color": colours},
+            hovertemplate="%{y} steps gave %{x}<extra></extra>",
+        )
         figure.update_xaxes(dtick=1 if longest <= 16 else None)
     return figure
 
 
-def share_by_tier(run: Run) -> go.Figure:
+def share_by_tier(run: Digest) -> go.Figure:
     """Which source gave how much of the output."""
-    figure = framed("Where the tokens came from", "", "% of tokens")
-    share = summarise(run).share
+    share = {source: count / run.tokens for source, count in run.share}
+    guessed = 1 - share.get(TARGET, 0.0)
+    title = f"{100 * guessed:.0f} % of the tokens were guessed"
+    figure = framed(title if share else "Where the tokens came from", "", "% of tokens")
     sources = [*INKS, *others(share)]
     figure.add_bar(
         x=[name_of(source) for source in sources],
@@ -138,52 +138,120 @@ def share_by_tier(run: Run) -> go.Figure:
         texttemplate="%{y:.0f} %",
         textposition="outside",
         cliponaxis=False,
+        hovertemplate="%{x}: %{y} %<extra></extra>",
     )
     return figure
 
 
-def rate_by_depth(run: Run) -> go.Figure:
+def rate_by_depth(run: Digest) -> go.Figure:
     """Share of the drafted tokens accepted at each depth of the tree."""
-    figure = framed("Accepted drafts by position", "position in the draft", "% accepted")
-    proposed: Counter[int] = Counter()
-    accepted: Counter[int] = Counter()
-    for step in run.steps:
-        for depth, (drafted, kept) in enumerate(step.by_depth, start=1):
-            proposed[depth] += drafted
-            accepted[depth] += kept
-    depths = sorted(depth for depth in proposed if proposed[depth])
+    rows = [(depth, *pair) for depth, pair in enumerate(run.by_depth, start=1) if pair[0]]
+    first = f"{100 * rows[0][2] / rows[0][1]:.0f} % of the first guesses were right" if rows else ""
+    title = first if rows and rows[0][0] == 1 else "Accepted drafts by position"
+    figure = framed(title, "position in the draft", "% accepted")
     figure.add_scatter(
-        x=depths,
-        y=[round(100 * accepted[d] / proposed[d], 2) for d in depths],
-        customdata=[[accepted[d], proposed[d]] for d in depths],
+        x=[depth for depth, _, _ in rows],
+        y=[round(100 * accepted / proposed, 2) for _, proposed, accepted in rows],
+        customdata=[[accepted, proposed] for _, proposed, accepted in rows],
         mode="lines+markers",
         line={"color": INK, "width": 2},
         hovertemplate="position %{x}: %{customdata[0]} of %{customdata[1]}<extra></extra>",
     )
-    figure.update_xaxes(dtick=1 if len(depths) <= 16 else None)
+    figure.update_xaxes(dtick=1 if len(rows) <= 16 else None)
     return figure
 
 
-def tier_rates(run: Run) -> go.Figure:
+def tier_rates(run: Digest) -> go.Figure:
     """Drafted and accepted tokens of each tier."""
-    figure = framed("Drafted and accepted by source", "", "tokens")
-    figures = summarise(run)
-    sources = [source for source in INKS if source != TARGET] + others(figures.proposed)
+    proposed, accepted = dict(run.proposed), dict(run.accepted)
+    drafted, kept = sum(proposed.values()), sum(accepted.values())
+    title = f"{kept:,} of {drafted:,} guessed tokens were right"
+    figure = framed(title if drafted else "Drafted and accepted by source", "", "tokens")
+    sources = [source for source in INKS if source != TARGET] + others(proposed)
     titles = [name_of(source) for source in sources]
     colours = [ink(source).colour for source in sources]
-    counts: Mapping[str, Mapping[str, int]] = {
-        "drafted": figures.proposed,
-        "accepted": figures.accepted,
-    }
-    for name, of in counts.items():
+    for name, of in (("drafted", proposed), ("accepted", accepted)):
         figure.add_bar(
             x=titles,
             y=[of.get(source, 0) for source in sources],
             name=name,
             marker={"color": colours, "opacity": 0.35 if name == "drafted" else 1.0},
+            hovertemplate="%{x}: %{y} " + name + "<extra></extra>",
         )
     figure.update_layout(barmode="group")
     return figure
+
+
+def step_times(run: Digest) -> go.Figure:
+    """What the steps of a run took, split into their stages."""
+    totals = {name: sum(getattr(point, name) for point in run.line) for name in STAGES}
+    whole = sum(totals.values())
+    title = f"Verifying takes {100 * totals['verify'] / whole:.0f} % of a step" if whole else ""
+    figure = framed(title or "What a step takes", "step", "ms per step", True)
+    for name, colour in STAGES.items():
+        if not run.line:
+            break
+        figure.add_scatter(
+            x=[point.step + 1 for point in run.line],
+            y=[round(1e3 * getattr(point, name), 4) for point in run.line],
+            name=name,
+            mode="lines",
+            stackgroup="stages",
+            line={"color": colour, "width": 0.5},
+            fillcolor=colour,
+            customdata=[["step", point.step] for point in run.line],
+            hovertemplate="%{y:.2f} ms",
+        )
+    return figure
+
+
+def speed_of_runs(marks: Sequence[Mark]) -> go.Figure:
+    """Decode speed of past runs, oldest first; a point can be opened."""
+    fast = [mark.speed for mark in marks if not mark.plain]
+    title = f"With drafts: {median(fast):,.0f} tokens/s (median)" if fast else "Speed of past runs"
+    figure = framed(title, "run", "tokens per second", True)
+    for kind, plain in (("with drafts", False), ("plain", True)):
+        points = [mark for mark in marks if mark.plain == plain]
+        figure.add_scatter(
+            x=[mark.number + 1 for mark in points],
+            y=[round(mark.speed, 3) for mark in points],
+            name=kind,
+            mode="markers",
+            marker={
+                "color": PLAIN if plain else INK,
+                "size": 7,
+                "symbol": "x-thin-open" if plain else "circle",
+            },
+            customdata=[["run", mark.id, among(mark)] for mark in points],
+            hovertemplate="%{y:.0f} tokens/s%{customdata[2]}<extra></extra>",
+        )
+    figure.update_xaxes(dtick=1 if marks and marks[-1].number < 16 else None)
+    return figure
+
+
+def speedup_of_runs(marks: Sequence[Mark]) -> go.Figure:
+    """What past runs gained, as far as it was measured; a point can be opened."""
+    known = [mark for mark in marks if mark.speedup is not None]
+    middle = median([mark.speedup or 0.0 for mark in known]) if known else 0.0
+    title = f"Measured speedup: {middle:.2f}× (median)" if known else "No speedup was measured"
+    figure = framed(title, "run", "times as fast as plain")
+    if known:
+        figure.add_scatter(
+            x=[mark.number + 1 for mark in known],
+            y=[round(mark.speedup or 0.0, 3) for mark in known],
+            mode="markers",
+            marker={"color": INK, "size": 7},
+            customdata=[["run", mark.id, among(mark)] for mark in known],
+            hovertemplate="%{y:.2f}×%{customdata[2]}<extra></extra>",
+        )
+        figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
+        figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
+    return figure
+
+
+def among(mark: Mark) -> str:
+    """What to add where a point stands for several runs."""
+    return f" (mean of {mark.runs:,} runs)" if mark.runs > 1 else ""
 
 
 def speedups(values: Sequence[float | None], whole: float | None = None) -> go.Figure:
@@ -208,33 +276,14 @@ def speedups(values: Sequence[float | None], whole: float | None = None) -> go.F
     return figure
 
 
-def history(runs: Sequence[Trace]) -> go.Figure:
-    """Decode speed of past runs, oldest first."""
-    figure = framed("Speed of past runs", "run", "tokens per second", True)
-    known = [run for run in reversed(runs) if run.decode_seconds and run.emitted_tokens]
-    known = known[-POINTS:]
-    for kind, drafted, colour in (("with drafts", True, INK), ("plain", False, PLAIN)):
-        points = [(i, r) for i, r in enumerate(known, 1) if (r.method != "plain") == drafted]
-        figure.add_scatter(
-            x=[i for i, _ in points],
-            y=[round(run.emitted_tokens / run.decode_seconds, 3) for _, run in points],
-            name=kind,
-            mode="markers",
-            marker={"color": colour, "size": 7, "symbol": "circle" if drafted else "x-thin-open"},
-            hovertemplate="%{y:.0f} tokens/s<extra></extra>",
-        )
-    figure.update_xaxes(dtick=1 if len(known) <= 16 else None)
-    return figure
-
-
-def cost_curve(curve: CostCurve | None, run: Run = NO_RUN) -> go.Figure:
+def cost_curve(curve: CostCurve | None, run: Digest = NOTHING) -> go.Figure:
     """Time of a step by the tokens it verifies, and behind it how many a run really drafted."""
     figure = framed("What a step costs, and how much was drafted", "drafted tokens", "steps", True)
     figure.update_layout(
         yaxis={"side": "right", "showgrid": False},
         yaxis2={"title": "ms per step", "overlaying": "y", "rangemode": "tozero", **AXIS},
     )
-    drafted = Counter(sum(step.proposed.values()) for step in run.steps if step.tokens)
+    drafted = dict(run.drafted)
     sizes = sorted(drafted)
     figure.add_bar(
         x=sizes,

@@ -14,7 +14,7 @@ from engine.types import Learned, Part, Prefill, Run, Step, Token
 from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.traces import Trace, Traces
+from storage.traces import Filter, Trace, Traces
 
 STEPS = (
     Step(
@@ -276,3 +276,109 @@ def test_damaged_steps_are_told(db: Database, traces: Traces, column: str, damag
         handle.execute(f"UPDATE steps SET {column} = {damage}")
     with pytest.raises(StorageError, match="is damaged in the database"):
         traces.load(run.id)
+
+
+@pytest.fixture
+def many(db: Database, traces: Traces) -> list[Trace]:
+    """Sixty runs, the newest first: a tenth each of a model, every third plain, each older."""
+    talks = [Conversations(db, "ada").create(f"talk {n}").id for n in range(2)]
+    found = [
+        save(
+            traces,
+            model=f"model {n % 10}",
+            method="plain" if n % 3 == 0 else "hd",
+            conversation_id=None if n % 2 else talks[n % 4 // 2],
+            kind="compare" if n % 2 else "chat",
+        )
+        for n in range(60)
+    ]
+    with db.write() as handle:
+        handle.conn.executemany(
+            "UPDATE runs SET created = ? WHERE id = ?",
+            [(1000.0 - n, run.id) for n, run in enumerate(found)],
+        )
+    return [replace(run, created=1000.0 - n) for n, run in enumerate(found)]
+
+
+def test_filters_let_through_what_they_say(traces: Traces, many: list[Trace]) -> None:
+    filters: list[tuple[Filter, list[Trace]]] = [
+        (Filter(), many),
+        (Filter(model="model 3"), [run for run in many if run.model == "model 3"]),
+        (Filter(method="plain"), many[::3]),
+        (Filter(kind="compare"), many[1::2]),
+        (Filter(conversation=many[0].conversation_id), many[::4]),
+        (Filter(since=951.0), many[:50]),
+        (Filter("model 4", "hd", None, "chat", 980.0), [many[4], many[14]]),
+        (Filter(model="' OR 1 = 1 --"), []),
+        (Filter(conversation="%"), []),
+    ]
+    for chosen, wanted in filters:
+        assert traces.page(chosen) == wanted and traces.count(chosen) == len(wanted), chosen
+        paged = [run for start in range(0, 60, 7) for run in traces.page(chosen, start, 7)]
+        assert paged == wanted
+        trend = traces.trend(chosen)
+        assert sorted(mark.id for mark in trend) == sorted(run.id for run in wanted)
+    assert traces.page(start=-5, limit=2) == many[:2] and traces.page(start=60) == []
+
+
+def test_owners_see_only_their_own_runs_whatever_they_filter(
+    db: Database, many: list[Trace]
+) -> None:
+    bob = Traces(db, "bob")
+    for chosen in (Filter(), Filter(conversation=many[0].conversation_id)):
+        assert (bob.page(chosen), bob.count(chosen), bob.trend(chosen)) == ([], 0, [])
+    assert (bob.names("model"), bob.names("method"), bob.conversations(9)) == ([], [], [])
+
+
+def test_what_can_be_chosen_is_what_there_is(db: Database, traces: Traces, many: object) -> None:
+    Conversations(db, "ada").create("without a run")
+    assert traces.names("model") == [f"model {n}" for n in range(10)]
+    assert traces.names("method") == ["hd", "plain"]
+    assert {title for _, title in traces.conversations(9)} == {"talk 0", "talk 1"}
+    assert len(traces.conversations(1)) == 1
+
+
+def test_many_runs_become_few_marks(
+    db: Database, traces: Traces, many: list[Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces.note(many[1].id, 3.0, None)
+    traces.note(many[2].id, 1.0, None)
+    monkeypatch.setattr("storage.digests.POINTS", 10)
+    marks = traces.trend()
+    assert len(marks) == 20 and sum(mark.runs for mark in marks) == 60
+    last = marks[-1]
+    assert last.id in {run.id for run in many[:6]} and last.number == 59 - many.index(
+        next(run for run in many if run.id == last.id)
+    )
+    newest = {mark.plain: mark for mark in marks[-2:]}
+    assert newest[False].speedup == 2.0 and newest[True].speedup is None
+    assert newest[False].id == many[1].id, "a point opens the newest of its runs"
+    fast = many[1]
+    assert newest[False].speed == pytest.approx(fast.emitted_tokens / fast.decode_seconds)
+
+
+def test_steps_are_read_by_the_page(traces: Traces) -> None:
+    steps = tuple(replace(STEPS[1], index=n) for n in range(30))
+    run = save(traces, steps=steps)
+    assert traces.steps(run.id) == steps and traces.step_count(run.id) == 30
+    assert traces.steps(run.id, 7, 5) == steps[7:12] and traces.steps(run.id, 29, 5) == steps[29:]
+    assert traces.steps(run.id, 30) == ()
+
+
+def test_what_a_run_answered_is_the_conversation_before_it(db: Database, traces: Traces) -> None:
+    store = Conversations(db, "ada")
+    id = store.create("a <b>title</b>").id
+    store.set_system_prompt(id, "Be kind.")
+    first, second = (save(traces, conversation_id=id) for _ in range(2))
+    for role, text, run in (
+        ("user", "one", None), ("assistant", "two", first.id),
+        ("user", "three", None), ("assistant", "four", second.id),
+    ):  # fmt: skip
+        store.append(id, role, text, run)
+    before = [("user", "one")]
+    assert traces.asked(first.id) == ("a <b>title</b>", "Be kind.", before)
+    found = traces.asked(second.id)
+    assert found and found.messages == [*before, ("assistant", "two"), ("user", "three")]
+    assert traces.asked(save(traces, kind="compare").id) is None
+    with pytest.raises(StorageError, match="There is no run"):
+        Traces(db, "bob").asked(second.id)

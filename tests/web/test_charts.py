@@ -11,8 +11,9 @@ from app.web.colors import INK, INKS, PLAIN
 from app.web.tabs import compare
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import LARGEST, CostCurve
-from engine.types import NO_RUN, TARGET, CalibrationRow, Run, Step, Token
+from engine.types import TARGET, CalibrationRow, Run, Step, Token
 from storage.database import Database
+from storage.digests import NOTHING, POINTS, Digest, digest
 from storage.traces import Traces
 from tests.support.runs import run_of
 
@@ -33,10 +34,11 @@ def step(index: int, sources: list[str], seconds: float = 0.01) -> Step:
 RUN = run_of(
     [step(0, [TARGET]), step(1, ["context", "context", TARGET]), step(2, ["model", TARGET])]
 )
+SUMS = digest(RUN)
 
 
 def test_tokens_over_time() -> None:
-    figure = charts.tokens_over_time(RUN, run_of(step(i, [TARGET]) for i in range(6)))
+    figure = charts.tokens_over_time(SUMS, digest(run_of(step(i, [TARGET]) for i in range(6))))
     plain, fast = figure.data
     assert (plain.name, fast.name) == ("plain", "with drafts")
     assert list(fast.y) == [0, 1, 4, 6] and list(plain.y) == list(range(7))
@@ -46,12 +48,12 @@ def test_tokens_over_time() -> None:
 
 
 def test_accepted_lengths() -> None:
-    (bars,) = charts.accepted_lengths(RUN).data
+    (bars,) = charts.accepted_lengths(SUMS).data
     assert list(bars.x) == [1, 2, 3] and list(bars.y) == [1, 1, 1]
 
 
 def test_share_by_tier() -> None:
-    (bars,) = charts.share_by_tier(RUN).data
+    (bars,) = charts.share_by_tier(SUMS).data
     assert dict(zip(bars.x, bars.y, strict=True)) == {
         "This chat": 33.33,
         "Past answers": 16.67,
@@ -62,26 +64,27 @@ def test_share_by_tier() -> None:
 
 
 def test_a_draft_model_gets_its_own_bar() -> None:
-    (bars,) = charts.share_by_tier(run_of([step(0, ["draft:small", TARGET])])).data
+    (bars,) = charts.share_by_tier(digest(run_of([step(0, ["draft:small", TARGET])]))).data
     assert bars.x[-1] == "Draft small" and bars.y[-1] == 50
 
 
 def test_draft_models_are_drawn_beside_the_tiers_and_their_names_are_text() -> None:
     evil = "draft:<img src=x onerror=alert(1)>"
-    drafted = run_of([replace(step(0, [evil, TARGET]), proposed={evil: 4}, accepted={evil: 1})])
+    one = replace(step(0, [evil, TARGET]), proposed={evil: 4}, accepted={evil: 1})
+    drafted = digest(run_of([one]))
     for figure in (charts.share_by_tier(drafted), charts.tier_rates(drafted)):
         assert figure.data[0].x[-1] == "Draft &lt;img src=x onerror=alert(1)&gt;"
     assert [bars.y[-1] for bars in charts.tier_rates(drafted).data] == [4, 1]
 
 
 def test_rate_by_depth() -> None:
-    (line,) = charts.rate_by_depth(RUN).data
+    (line,) = charts.rate_by_depth(SUMS).data
     assert list(line.x) == [1, 2] and list(line.y) == pytest.approx([33.33, 33.33])
     assert [list(pair) for pair in line.customdata] == [[2, 6], [1, 3]]
 
 
 def test_tier_rates() -> None:
-    drafted, accepted = charts.tier_rates(RUN).data
+    drafted, accepted = charts.tier_rates(SUMS).data
     assert list(drafted.y) == [6, 3, 0] and list(accepted.y) == [3, 0, 0]
 
 
@@ -111,19 +114,53 @@ def test_the_line_over_the_repeats_is_the_speedup_that_the_verdict_tells() -> No
     assert lines == [2.5, 1.0]
 
 
-def test_history(db: Database) -> None:
+def test_past_runs_are_drawn_oldest_first_and_can_be_opened(db: Database) -> None:
     store = Traces(db, "local")
-    for method, seconds in (("hd", 0.01), ("plain", 0.02)):
-        store.save(run_of([step(i, [TARGET], seconds) for i in range(9)], method=method))
-    accelerated, plain = charts.history(store.history()).data
-    assert list(accelerated.y) == [100] and list(plain.y) == [50]
+    ids = []
+    for method, seconds in (("hd", 0.01), ("plain", 0.02), ("hd", 0.04)):
+        steps = (step(i, [TARGET], seconds) for i in range(9))
+        ids.append(store.save(run_of(steps, method=method)))
+    store.note(ids[2], 1.5, None)
+    marks = store.trend()
+    fast, plain = charts.speed_of_runs(marks).data
+    assert list(fast.y) == [100, 25] and list(plain.y) == [50]
+    assert list(fast.x) == [1, 3] and list(plain.x) == [2]
+    assert [list(point) for point in fast.customdata] == [["run", ids[0], ""], ["run", ids[2], ""]]
+    figure = charts.speedup_of_runs(marks)
+    assert list(figure.data[0].y) == [1.5] and figure.data[0].customdata[0][1] == ids[2]
+    assert "1.50×" in figure.layout.title.text
+    assert not charts.speedup_of_runs(marks[:2]).data
 
 
-def drafting(*nodes: int) -> Run:
+def test_the_time_of_a_step_is_split_into_its_stages() -> None:
+    one = replace(
+        step(0, [TARGET]), draft_seconds=0.001, sample_seconds=0.004, verify_seconds=0.015
+    )
+    figure = charts.step_times(digest(run_of([one, replace(one, index=1)])))
+    drawn = {line.name: (list(line.x), list(line.y)) for line in figure.data}
+    assert drawn["verify"] == ([1, 2], [15.0, 15.0]) and drawn["draft"] == ([1, 2], [1.0, 1.0])
+    assert "75 %" in figure.layout.title.text
+    assert list(figure.data[0].customdata[1]) == ["step", 1]
+
+
+def test_titles_say_what_was_found() -> None:
+    titles = [figure.layout.title.text for figure in charts.of_digest(SUMS)]
+    assert titles == [
+        "6 tokens in 0.03 s",
+        "2.00 tokens per step",
+        "50 % of the tokens were guessed",
+        "33 % of the first guesses were right",
+        "3 of 9 guessed tokens were right",
+    ]
+
+
+def drafting(*nodes: int) -> Digest:
     """A run whose steps drafted so many nodes each."""
-    return run_of(
-        Step(i, (Token(1, i, TARGET),), {"context": n // 2, "model": n - n // 2} if n else {})
-        for i, n in enumerate(nodes)
+    return digest(
+        run_of(
+            Step(i, (Token(1, i, TARGET),), {"context": n // 2, "model": n - n // 2} if n else {})
+            for i, n in enumerate(nodes)
+        )
     )
 
 
@@ -150,7 +187,8 @@ def test_the_cost_curve_reaches_as_far_as_the_largest_draft() -> None:
 
 
 def test_a_step_without_tokens_is_no_step_of_the_run() -> None:
-    (ended,) = charts.cost_curve(None, run_of([Step(0, (), finish="cancelled")])).data[:1]
+    ended_early = digest(run_of([Step(0, (), finish="cancelled")]))
+    (ended,) = charts.cost_curve(None, ended_early).data[:1]
     assert not ended.x
 
 
@@ -174,15 +212,17 @@ def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
 def test_a_run_is_told_by_the_same_charts_everywhere() -> None:
     from app.web.tabs import compare
 
-    titles = [figure.layout.title.text for figure in charts.of_run(RUN)]
-    assert len(set(titles)) == 5
-    assert [figure.layout.title.text for figure in compare.drawn(None)][1:] == titles
+    axes = [figure.layout.yaxis.title.text for figure in charts.of_run(RUN)]
+    assert len(axes) == 5 and axes == [
+        each.layout.yaxis.title.text for each in charts.of_digest(SUMS)
+    ]
+    assert [figure.layout.yaxis.title.text for figure in compare.drawn(None)][1:] == axes
 
 
 def test_long_runs_are_thinned_and_keep_their_end() -> None:
     many = run_of(step(i, [TARGET]) for i in range(5_000))
-    (line,) = charts.tokens_over_time(many).data
-    assert len(line.x) == charts.POINTS + 1 and line.y[-1] == 5_000
+    (line,) = charts.tokens_over_time(digest(many)).data
+    assert len(line.x) == POINTS + 1 and line.y[-1] == 5_000
 
 
 @pytest.mark.parametrize(
@@ -194,11 +234,13 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
         charts.rate_by_depth,
         charts.tier_rates,
         lambda run: charts.speedups([]),
-        lambda run: charts.history([]),
+        charts.step_times,
+        lambda run: charts.speed_of_runs([]),
+        lambda run: charts.speedup_of_runs([]),
         lambda run: charts.cost_curve(None, run),
         lambda run: charts.worth_of_evidence(Calibration()),
     ],
 )
 def test_nothing_to_draw_is_no_error(draw) -> None:
-    layout = json.loads(draw(NO_RUN).to_json())["layout"]
+    layout = json.loads(draw(NOTHING).to_json())["layout"]
     assert layout["paper_bgcolor"] == "rgba(0,0,0,0)" and layout["title"]["text"]

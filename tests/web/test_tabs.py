@@ -13,7 +13,7 @@ import pytest
 from app.service.comparison import Progress, Proof
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web import layout
+from app.web import layout, run_html
 from app.web.metrics_panel import times
 from app.web.tabs import chat, chat_view, compare, diagnostics, settings, stack
 from app.web.verdicts import proof_line, title_of
@@ -28,6 +28,7 @@ from engine.runs import Verdict
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import RULES, Learned, Run, Step, Token
 from storage.database import Database
+from storage.digests import NOTHING, Digest
 from storage.traces import Trace
 from tests.conftest import EMBEDDED
 from tests.support.inside import local, soon, swap
@@ -329,9 +330,9 @@ def test_methods_of_any_time_have_titles(session: Session) -> None:
     method = f"hsd:{EVIL}@2"
     trace = Trace("1", None, "chat", "toy", "t", method, 1, 0.1, 1, 0.0, None, None)
     for speedup, shown in ((None, "–"), (1.5, "1.50×")):
-        assert diagnostics.line(replace(trace, speedup=speedup))[-1] == shown
-    run = Run(method)
-    assert "<img" not in diagnostics.heading(run) and "&lt;img" in diagnostics.heading(run)
+        assert run_html.line(replace(trace, speedup=speedup))[-1] == shown
+    told = run_html.heading(trace, Run(method))
+    assert "<img" not in told and "&lt;img" in told
 
 
 def test_comparisons_start_with_hierarchy_drafting_and_its_measured_budget(
@@ -361,8 +362,8 @@ def test_a_run_of_another_model_is_not_drawn_on_this_ones_curve(
     session: Session, toy: ToyBackend
 ) -> None:
     session.costs.save(toy.info, Costs({0: 0.1, 3: 0.2}, 0.0, 0.0, time.time()))
-    run = Run("hd", "toy", "toy")
-    for shown, points in ((None, 2), (run, 2), (replace(run, fingerprint="other"), 0)):
+    run = Digest("hd", "toy", "toy")
+    for shown, points in ((NOTHING, 2), (run, 2), (replace(run, fingerprint="other"), 0)):
         assert len(diagnostics.cost_figure(session, shown).data[2].x or ()) == points
 
 
@@ -372,7 +373,6 @@ def test_every_chart_of_diagnostics_has_its_place(session: Session) -> None:
             return diagnostics.build(tab, session)
 
     parts = made(build)
-    figures = diagnostics.drawn(session, [], None)
-    assert len(parts.plots) == len(figures)
-    title = figures[diagnostics.COSTS].layout.title.text
-    assert title == diagnostics.cost_figure(session, None).layout.title.text
+    assert len(parts.plots) == len(diagnostics.of_run(NOTHING)) + 1
+    assert len(parts.trends) == len(diagnostics.history([]))
+    assert '"yaxis2"' in parts.plots[diagnostics.COSTS].value["plot"]

@@ -15,6 +15,7 @@ from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
 from engine.local import Local
 from storage.database import Database
+from storage.digests import NOTHING
 from tests.web.test_tabs import made
 
 ASIDE = re.compile(r"\([^)]*\)|title=\"[^\"]*\"|(?:class|id)=\"[^\"]*\"|<svg.*?</svg>", re.DOTALL)
@@ -43,7 +44,9 @@ def texts(page: gr.Blocks) -> Iterator[str]:
 def of_charts() -> Iterator[str]:
     figures = [
         *compare.drawn(None),
-        charts.history(()),
+        charts.speed_of_runs(()),
+        charts.speedup_of_runs(()),
+        charts.step_times(NOTHING),
         charts.cost_curve(None),
         charts.worth_of_evidence(Calibration()),
         stack_charts.acceptance(None, "match"),
