@@ -2,19 +2,15 @@
 
 In a checkout: `python -m app.build_statistics FILES`.
 
-Reads text (.txt, .md: a document per file) and JSON lines (.jsonl: "text" or chat "messages" per
-line; both also as .xz, .gz). Interrupted, it leaves everything as it was.
+Reads text (.txt, .md), JSON and JSON lines (.json, .jsonl: "text" or chat "messages" per record)
+and tables (.csv: the column "text", or all of a row), also packed (.zip, .xz, .gz). Interrupted, it
+leaves everything as it was.
 """
 
 import argparse
-import gzip
-import json
-import lzma
 import sys
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,71 +19,34 @@ from tqdm import tqdm
 
 from engine.backends.base import Backend
 from engine.decode import never
-from engine.errors import StorageError, StrataError
+from engine.errors import StrataError
+from engine.local import document_text
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS
-from engine.types import Message
+from storage.documents import documents
 from storage.statistics import SUFFIX
-from storage.statistics_build import FEWEST, build
+from storage.statistics_build import FEWEST, STAGES, build
 
-OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 MEGABYTE = 1 << 20
-
-
-def documents_of(path: Path, backend: Backend) -> Iterator[str]:
-    """The texts in one file. Raises StorageError naming the file and line that cannot be read."""
-    opener: Any = OPENERS.get(path.suffix, open)
-    kind = Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            if kind != ".jsonl":
-                yield file.read()
-                return
-            for number, line in enumerate(file, 1):
-                try:
-                    yield text_of(json.loads(line), backend)
-                except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    raise StorageError(
-                        f"Line {number} of {str(path)!r} is not a document ({error}). Each line "
-                        'must be a JSON object with "text" or "messages".'
-                    ) from error
-    except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise StorageError(
-            f"The file {str(path)!r} cannot be read: {error}. Give UTF-8 text or JSON lines."
-        ) from error
-
-
-def text_of(record: dict[str, Any], backend: Backend) -> str:
-    """A record's text; a chat becomes what the model would see of it."""
-    if "messages" not in record:
-        return str(record["text"])
-    turns = [Message(str(m["role"]), str(m["content"])) for m in record["messages"]]
-    if turns and turns[-1].role == "assistant":
-        return backend.render(turns[:-1]) + turns[-1].content + end_text(backend)
-    return backend.render(turns)
-
-
-def end_text(backend: Backend) -> str:
-    """The text of the model's end token."""
-    return backend.detokenize(sorted(backend.info.eos_ids)[:1])
 
 
 def tokenized(
     files: Sequence[Path], backend: Backend, most_tokens: int
 ) -> list[NDArray[np.uint32]]:
     """The documents of all files as token arrays, with a progress bar, up to `most_tokens`."""
-    documents: list[NDArray[np.uint32]] = []
+    arrays: list[NDArray[np.uint32]] = []
     total = 0
     with tqdm(unit=" tokens", unit_scale=True, desc="Tokenize") as bar:
         for path in files:
-            for text in documents_of(path, backend):
+            for found in documents(path):
+                text = document_text(found, backend)
                 document = np.array(backend.tokenize(text), dtype=np.uint32)
-                documents.append(document)
+                arrays.append(document)
                 bar.update(len(document))
                 total += len(document)
                 if total >= most_tokens:
                     bar.write(f"Stopped after {total:,} tokens, the limit (--max-tokens).")
-                    return documents
-    return documents
+                    return arrays
+    return arrays
 
 
 def loaded(source: str) -> Backend:
@@ -106,7 +65,9 @@ def loaded(source: str) -> Backend:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, build, report. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="strata-statistics", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, help=".txt, .md, .jsonl, also .xz or .gz")
+    parser.add_argument(
+        "files", nargs="+", type=Path, help=".txt, .md, .json, .jsonl, .csv; .zip, .xz, .gz"
+    )
     parser.add_argument(
         "--model",
         required=True,
@@ -132,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backend = loaded(options.model)
         fingerprint = backend.info.tokenizer_fingerprint
         out = options.out or options.data_dir / "statistics" / f"{fingerprint}{SUFFIX}"
-        documents = tokenized(options.files, backend, options.max_tokens)
+        arrays = tokenized(options.files, backend, options.max_tokens)
         with tqdm(total=100, desc="Count", bar_format="{l_bar}{bar}| {postfix}") as bar:
 
             def progress(stage: str, done: float) -> None:
@@ -141,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 bar.refresh()
 
             meta = build(
-                documents,
+                arrays,
                 out,
                 fingerprint,
                 backend.info.vocabulary_size,
@@ -160,8 +121,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{counts[0]} and {counts[1]} from {counts[2]}: {out}")
     return 0
 
-
-STAGES = ("sort", "count", "write")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -28,7 +28,7 @@ from engine.queue import OWNER, Waiting
 from engine.runs import UNMEASURED, PlainSpeed
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import CalibrationRow, Gram, Learned, Message, Prefill, Step
+from engine.types import CalibrationRow, Document, Gram, Learned, Message, Prefill, Step
 
 # what is asked for
 
@@ -287,6 +287,14 @@ class Engine(Protocol):
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The text of each list of tokens."""
+
+    def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
+        """The tokens of each document. Raises ModelError unless the loaded model's tokenizer has
+        this fingerprint: another one's tokens would mean something else."""
+
+    def read_statistics(self) -> None:
+        """Look again for the statistics of the loaded model's tokenizer: what begins from now on
+        drafts from what is there."""
 
     def need(self, source: str, runtime: Runtime) -> Need:
         """What a model would take. Raises ModelError where that cannot be told."""

@@ -64,7 +64,7 @@ from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
 from engine.text import TextStream, behind, resumed
-from engine.types import Step
+from engine.types import Document, Step
 
 Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
 """Opens the statistics for a tokenizer, None where there are none; tells what is damaged."""
@@ -574,6 +574,24 @@ class Local:
         detokenize = self.loaded.backend.detokenize
         return [detokenize(each) for each in tokens]
 
+    def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
+        backend = self.loaded.backend
+        if backend.info.tokenizer_fingerprint != tokenizer:
+            raise ModelError(
+                f"{backend.info.name} is loaded now, whose tokenizer is another one. Begin again."
+            )
+        return [backend.tokenize(document_text(document, backend)) for document in documents]
+
+    def read_statistics(self) -> None:
+        def work() -> None:
+            loaded = self.loaded
+            if loaded.there:
+                found = self.statistics(loaded.backend.info.tokenizer_fingerprint, lambda _: None)
+                # All that was remembered comes back from where it is stored.
+                loaded.memory = DraftingMemory(found)
+
+        self.queue.thread.submit(work)
+
     def need(self, source: str, runtime: Runtime) -> Need:
         return self.loaders.need(source, runtime)
 
@@ -606,3 +624,13 @@ def recalled(stream: Stream[Any], wanted: Any) -> Any:
         return stream.ask(wanted)
     except Cancelled:
         raise before_it_began() from None
+
+
+def document_text(document: Document, backend: Backend) -> str:
+    """A document as the model would see it; one that ends with an answer ends as answers do."""
+    if isinstance(document, str):
+        return document
+    if document and document[-1].role == "assistant":
+        end = backend.detokenize(sorted(backend.info.eos_ids)[:1])
+        return backend.render(document[:-1]) + document[-1].content + end
+    return backend.render(document)

@@ -19,6 +19,7 @@ from engine.pipe import Process
 from engine.queue import Waiting
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
+from engine.types import Document
 
 
 class Remote:
@@ -97,6 +98,13 @@ class Remote:
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         return cast("list[str]", self.process.call("texts", tokens))
+
+    def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
+        return cast("list[list[int]]", self.process.call("tokens", documents, tokenizer))
+
+    def read_statistics(self) -> None:
+        with suppress(EngineDied):  # The next one looks for them when it loads the model.
+            self.process.call("read_statistics")
 
     def need(self, source: str, runtime: Runtime) -> Need:
         return cast("Need", self.process.call("need", source, runtime))

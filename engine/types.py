@@ -35,6 +35,11 @@ class Message:
     content: str
 
 
+Document = str | tuple[Message, ...]
+"""What statistics are made from: a text, or a chat, of which they count what the model would see.
+"""
+
+
 class Gram(NamedTuple):
     """An n-gram of a model's past answers: `documents` answers held it, the last one at `seen`."""
 

@@ -195,6 +195,24 @@ class StatisticsTable:
         if self.objects != OBJECTS:
             raise ValueError("it has other tables, or tables with other columns")
 
+    def check_all(self, seconds: float) -> None:
+        """Raise StorageError unless SQLite can read all of the file, in so many seconds. What the
+        entries say is checked where they are used."""
+        late = time.monotonic() + seconds
+        self.connection.set_progress_handler(lambda: time.monotonic() > late, STEPS)
+        try:
+            (verdict,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
+            (keys,) = self.connection.execute("SELECT count(followers) FROM grams").fetchone()
+            if verdict != "ok" or keys != int(self.meta["keys"]):
+                said = f"{keys:,} keys are there, {self.meta['keys']} should be"
+                raise ValueError(str(verdict) if verdict != "ok" else said)
+        except (sqlite3.Error, ValueError) as error:
+            raise StorageError(
+                f"The statistics file {str(self.path)!r} is damaged: {error}. Build it again."
+            ) from error
+        finally:
+            self.connection.set_progress_handler(None, 0)
+
     def look_up(self, key: Sequence[int]) -> Followers | None:
         """What followed `key` (one to three tokens) in the texts; None for an unknown key.
 

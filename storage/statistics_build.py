@@ -42,6 +42,9 @@ DOUBT = 4.0
 ROW_BYTES = 6
 """What SQLite adds to a row beside its key: lengths, types and the slot in its page."""
 
+STAGES = ("sort", "count", "write")
+"""What a build does, in this order, as `progress` is told."""
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Progress = Callable[[str, float], None]

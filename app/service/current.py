@@ -45,6 +45,10 @@ class Current:
         """The text of tokens of the loaded model."""
         return self.engine.texts([tokens])[0]
 
+    def look_again(self) -> None:
+        """There may be other statistics now."""
+        self.table = None
+
     @property
     def statistics(self) -> StatisticsTable | None:
         """The statistics for the loaded model's tokenizer, to look into."""

@@ -23,6 +23,7 @@ from app.service.models import Models
 from app.service.notices import Notices
 from app.service.proofs import Proofs
 from app.service.revival import Revival, end_hung
+from app.service.statistics_files import StatisticsFiles
 from app.service.stores import Stores
 from app.service.tasks import Tasks
 from app.service.titles import Titles
@@ -69,6 +70,9 @@ class Session:
         self.models = Models(engine, database, self.stacks, self.costs, loaders, guests)
         self.gguf = GgufSupport(guests)
         self.revival = Revival(engine, self.stacks, self.models, self.tell)
+        self.statistics_files = StatisticsFiles(
+            engine, self.current, guests, lambda: bool(self.tasks.known)
+        )
         # what is done with them
         self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
         self.titles = Titles(engine, self.tasks, self.chat.conversations, self.stores)

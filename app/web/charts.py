@@ -233,7 +233,7 @@ def speedup_of_runs(marks: Sequence[Mark]) -> go.Figure:
     """What past runs gained, as far as it was measured; a point can be opened."""
     known = [mark for mark in marks if mark.speedup is not None]
     middle = median([mark.speedup or 0.0 for mark in known]) if known else 0.0
-    title = f"Measured speedup: {middle:.2f}× (median)" if known else "No speedup was measured"
+    title = f"Measured speedup: {middle:.2f}× (median)" if known else "No speedup is known yet"
     figure = framed(title, "run", "times as fast as plain")
     if known:
         figure.add_scatter(
@@ -246,6 +246,10 @@ def speedup_of_runs(marks: Sequence[Mark]) -> go.Figure:
         )
         figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
         figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
+    else:
+        figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
+        words = "Press Prove it below an answer, or Compare."
+        figure.add_annotation(text=words, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     return figure
 
 

@@ -90,7 +90,7 @@ def said(step: Step) -> str:
     """The tokens of a step in the colours of their sources."""
     if not step.tokens:
         return '<p class="fine">It was cancelled, and gave no token.</p>'
-    return f'<div class="turn answered">{"".join(map(chip, step.tokens))}</div>'
+    return f'<div class="emitted">{"".join(map(chip, step.tokens))}</div>'
 
 
 def chip(token: Token) -> str:

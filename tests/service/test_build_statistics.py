@@ -1,19 +1,24 @@
 """`python -m app.build_statistics`: what it reads, what it refuses, with file and line."""
 
 import gzip
+import io
 import json
 import lzma
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from app.build_statistics import documents_of, main, text_of, tokenized
+from app.build_statistics import main, tokenized
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
+from engine.local import document_text
 from engine.models.loaders import ModelLoaders
 from engine.settings import Runtime
+from storage import documents as reader
+from storage.documents import Meter, document_of, documents
 
 RECORDS = [
     {"text": "one text"},
@@ -31,6 +36,14 @@ def lines(records: Sequence[object]) -> bytes:
     return "".join(f"{json.dumps(record)}\n" for record in records).encode()
 
 
+def zipped(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "wanted"),
     [
@@ -43,12 +56,21 @@ def lines(records: Sequence[object]) -> bytes:
         ("a.jsonl.xz", lzma.compress(lines(RECORDS)), TEXTS),
         ("a.jsonl.gz", gzip.compress(lines(RECORDS), mtime=0), TEXTS),
         ("a.jsonl", b"", []),
+        ("a.txt", b"\xef\xbb\xbfwith a mark", ["with a mark"]),
+        ("a.TXT", b"loud", ["loud"]),
+        ("a.json", json.dumps(RECORDS).encode(), TEXTS),
+        ("a.json", json.dumps(RECORDS[0]).encode(), TEXTS[:1]),
+        ("a.csv", b'id,Text\n1,"one, ""two"""\n2,three\n3\n', ['one, "two"', "three"]),
+        ("a.csv", b"a,b\none,two\nthree,four\n", ["one, two", "three, four"]),
+        ("a.csv.gz", gzip.compress(b"content\nin it\n", mtime=0), ["in it"]),
+        ("a.zip", zipped({"b.txt": b"one", "c/d.jsonl": lines(RECORDS[:1])}), ["one", "one text"]),
+        ("a.zip", zipped({"../../e.txt": b"inert", "f.exe": b"no"}), ["inert"]),
     ],
 )
 def test_every_kind_of_file(tmp_path: Path, name: str, content: bytes, wanted: list[str]) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert list(documents_of(path, ToyBackend())) == wanted
+    assert [document_text(each, ToyBackend()) for each in documents(path)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -59,10 +81,10 @@ def test_every_kind_of_file(tmp_path: Path, name: str, content: bytes, wanted: l
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n' + bad + "\n", encoding="utf-8")
-    documents = documents_of(path, ToyBackend())
-    assert next(documents) == "good"
+    found = documents(path)
+    assert next(found) == "good"
     with pytest.raises(StorageError) as caught:
-        next(documents)
+        next(found)
     assert str(caught.value).startswith(f"Line 2 of {str(path)!r} is not a document")
 
 
@@ -85,6 +107,9 @@ NOISE = np.random.Generator(np.random.Philox(key=1)).bytes(400).hex().encode()
         ("a.txt.xz", corrupt(lzma.compress(NOISE))),
         ("a.txt.gz", corrupt(gzip.compress(NOISE, mtime=0))),
         ("a.txt", None),
+        ("a.zip", b"not a zip"),
+        ("a.zip", corrupt(zipped({"b.txt": NOISE * 9}))),
+        ("a.csv", b"text\n" + b"x" * (17 << 20)),
     ],
 )
 def test_files_that_cannot_be_read_are_named(
@@ -94,19 +119,63 @@ def test_files_that_cannot_be_read_are_named(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(StorageError, match="cannot be read") as caught:
-        list(documents_of(path, ToyBackend()))
+        list(documents(path))
     assert repr(str(path)) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.parquet", b"PAR1", "Parquet"),
+        ("a.zip", zipped({"b.exe": b"x", "d.zip": zipped({"e.txt": b"x"})}), "no file that can"),
+        ("a.jsonl", b'"' + b"x" * (16 << 20) + b'"', "Line 1 .* longer than"),
+        ("a.json", b'[{"text": "x"}, {"no": 1}]', "Entry 2 of"),
+        ("a.json", b"[" * 100_000, "not a document"),
+    ],
+)
+def test_what_is_refused_is_told(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StorageError, match=words):
+        list(documents(tmp_path / name))
+
+
+def test_a_packed_file_gives_only_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MOST_BYTES", 1 << 20)
+    bomb = b"x\n" * (8 << 20)
+    for name, content in (
+        ("a.txt.xz", lzma.compress(bomb, preset=0)),
+        ("a.txt.gz", gzip.compress(bomb, mtime=0)),
+        ("a.zip", zipped({"b.txt": bomb})),
+    ):
+        (tmp_path / name).write_bytes(content)
+        taken = 0
+        with pytest.raises(StorageError, match="the most that is unpacked"):
+            for found in documents(tmp_path / name):
+                taken += len(found)
+        assert taken <= 1 << 20
+
+
+def test_a_long_text_is_cut_where_lines_end_and_nothing_is_lost(tmp_path: Path) -> None:
+    content = "".join(f"line {n} of many é\n" for n in range(20_000)) + "y" * 200_000
+    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
+    meter = Meter()
+    found = [str(each) for each in documents(tmp_path / "a.txt", meter)]
+    assert "".join(found) == content and len(found) > 5
+    assert all(len(each) <= 3 * reader.PIECE for each in found)
+    assert all(each.endswith("\n") for each in found[:4])
+    assert meter.done == len(content.encode())
+
+
 def test_a_chat_becomes_what_the_model_sees() -> None:
-    assert [text_of(record, ToyBackend()) for record in RECORDS] == TEXTS
+    found = [document_of(record) for record in RECORDS]
+    assert [document_text(each, ToyBackend()) for each in found] == TEXTS
 
 
 def test_reading_stops_at_the_token_limit(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines([{"text": "x" * 10}] * 9))
-    documents = tokenized([tmp_path / "a.jsonl"], ToyBackend(), 25)
-    assert [len(document) for document in documents] == [10, 10, 10]
-    assert documents[0].dtype == np.uint32
+    arrays = tokenized([tmp_path / "a.jsonl"], ToyBackend(), 25)
+    assert [len(array) for array in arrays] == [10, 10, 10]
+    assert arrays[0].dtype == np.uint32
 
 
 # The whole command.

@@ -96,8 +96,6 @@ def build(tab: gr.Tab, session: Session) -> Parts:
         "after Prove it or Compare; empty where no draft was accepted.</p>"
     )
     title = gr.HTML(run_html.NO_RUN_YET, elem_id="run-title", apply_default_css=False)
-    plots = grid([*of_run(NOTHING), cost_figure(session, NOTHING)])
-    costs, again = build_costs(session)
     with gr.Row(elem_classes="sides"):
         with gr.Column(min_width=300):
             gr.HTML("<h3>What it read</h3>", apply_default_css=False)
@@ -105,6 +103,8 @@ def build(tab: gr.Tab, session: Session) -> Parts:
         with gr.Column(min_width=300):
             gr.HTML("<h3>What it said</h3>", apply_default_css=False)
             said = token_view(elem_classes="transcript side", elem_id="run-text")
+    plots = grid([*of_run(NOTHING), cost_figure(session, NOTHING)])
+    costs, again = build_costs(session)
     with gr.Row(elem_classes="sides"):
         with gr.Column(min_width=300):
             step = gr.Slider(1, 2, 1, step=1, label="Step", elem_id="step")
@@ -116,6 +116,8 @@ def build(tab: gr.Tab, session: Session) -> Parts:
                 interactive=False,
                 elem_id="steps",
                 max_height=360,
+                wrap=True,
+                column_widths=["9%", "28%", "26%", "14%", "10%", "13%"],
                 label="The steps around it. Click one to see it.",
             )
             with gr.Row(elem_classes="pager"):
