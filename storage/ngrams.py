@@ -5,12 +5,44 @@ An answer counts once per n-gram however often it repeats it: `documents` is a d
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import sqlite_utils
 
 from engine.types import Gram
 from storage.database import Database, pack_tokens, unpack_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """Which n-grams are to go: all but the newest `keep`, those that none of the last `answers`
+    answers held, those that fewer than `documents` answers held. 0 is no such wish."""
+
+    keep: int = 0
+    answers: int = 0
+    documents: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.keep or self.answers or self.documents)
+
+
+class Next(NamedTuple):
+    """For display: a token that followed a key, and in how many answers it did so. Each n-gram
+    counts the answers that held it, so one answer may count several times."""
+
+    token: int
+    documents: int
+
+
+PRUNED = """owner = :owner AND fingerprint = :fingerprint AND (
+    documents < :documents
+    OR (:answers > 0 AND seen <= (SELECT learned FROM answers
+        WHERE owner = :owner AND fingerprint = :fingerprint) - :answers)
+    OR (:keep > 0 AND tokens NOT IN (SELECT tokens FROM ngrams
+        WHERE owner = :owner AND fingerprint = :fingerprint
+        ORDER BY seen DESC, documents DESC, tokens LIMIT :keep))
+)"""
 
 
 class ModelNgrams:
@@ -71,6 +103,62 @@ class ModelNgrams:
                 "ORDER BY documents DESC, seen DESC, tokens LIMIT -1 OFFSET :limit)",
                 {"owner": self._key[0], "fingerprint": self._key[1], "limit": max(0, limit)},
             ).rowcount
+
+    def pruned(self, wanted: Pruning) -> int:
+        """How many n-grams would go."""
+        query = f"SELECT count(*) FROM ngrams WHERE {PRUNED}"
+        return int(self._db.execute_read(query, self._wanted(wanted))[0][0]) if wanted else 0
+
+    def drop(self, wanted: Pruning) -> int:
+        """Forget the n-grams that are to go; how many they were."""
+        if not wanted:
+            return 0
+        with self._db.write() as handle:
+            query = f"DELETE FROM ngrams WHERE {PRUNED}"
+            return handle.execute(query, self._wanted(wanted)).rowcount
+
+    def _wanted(self, wanted: Pruning) -> dict[str, int]:
+        return {**asdict(wanted), "owner": self._key[0], "fingerprint": self._key[1]}
+
+    def learned(self) -> int:
+        """How many answers were counted."""
+        query = "SELECT learned FROM answers WHERE owner = ? AND fingerprint = ?"
+        rows = self._db.execute_read(query, self._key)
+        return int(rows[0][0]) if rows else 0
+
+    def merge(self, learned: int, grams: Iterable[Gram]) -> None:
+        """Take in n-grams of `learned` other answers. What is known already is counted as often as
+        the side says that met it oftener, so that taking the same in twice changes nothing."""
+        owner, fingerprint = self._key
+        with self._db.write() as handle:
+            handle.execute(
+                "INSERT INTO answers (owner, fingerprint, learned) VALUES (?, ?, ?) "
+                "ON CONFLICT (owner, fingerprint) "
+                "DO UPDATE SET learned = max(learned, excluded.learned)",
+                (owner, fingerprint, learned),
+            )
+            handle.conn.executemany(
+                "INSERT INTO ngrams (owner, fingerprint, tokens, documents, seen) "
+                "VALUES (?, ?, ?, ?, ?) ON CONFLICT (owner, fingerprint, tokens) "
+                "DO UPDATE SET documents = max(documents, excluded.documents), "
+                "seen = max(seen, excluded.seen)",
+                sorted(
+                    (owner, fingerprint, pack_tokens(gram.tokens), gram.documents, gram.seen)
+                    for gram in grams
+                ),
+            )
+
+    def after(self, key: Sequence[int]) -> list[Next]:
+        """What followed these tokens, oftenest first."""
+        blob = pack_tokens(key)
+        rows = self._db.execute_read(
+            "SELECT substr(tokens, -4) AS next, sum(documents) AS met FROM ngrams "
+            "WHERE owner = ? AND fingerprint = ? AND typeof(tokens) = 'blob' "
+            "AND length(tokens) % 4 = 0 AND length(tokens) > ? AND substr(tokens, ?, ?) = ? "
+            "GROUP BY next ORDER BY met DESC, next",
+            (*self._key, len(blob), -len(blob) - 4, len(blob), blob),
+        )
+        return [Next(unpack_tokens(next)[0], int(met)) for next, met in rows]
 
     def wipe(self) -> None:
         """Forget every n-gram and the count of answers."""

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from app.service.notices import Notices
+from engine.backends.base import BackendInfo
 from engine.engine import StoredPastAnswers
 from engine.types import CalibrationRow
+from storage import ngram_files
 from storage.calibrations import CalibrationStore
 from storage.database import Database
-from storage.ngrams import ModelNgrams
+from storage.ngrams import ModelNgrams, Pruning
 
 MODEL_GRAMS = 100_000
 SLACK = 1.1
@@ -77,6 +79,29 @@ class PastAnswersStore:
             with self.lock:
                 self.notices.keep(owner, lambda: self.ngrams(owner, fingerprint).prune(MODEL_GRAMS))
                 self.forget(owner)
+
+    def saved(self, owner: str, info: BackendInfo) -> str:
+        """The n-grams of a model as a file."""
+        store = self.ngrams(owner, info.fingerprint)
+        held = ngram_files.Held(store.learned(), store.load())
+        return ngram_files.write(info.name, info.tokenizer_fingerprint, held)
+
+    def take_in(self, owner: str, info: BackendInfo, content: bytes) -> int:
+        """Add the n-grams of a file; how many it held. Raises `StorageError`, with nothing stored,
+        for one that cannot be used."""
+        tokenizer, vocabulary = info.tokenizer_fingerprint, info.vocabulary_size
+        held = ngram_files.read(content, tokenizer, vocabulary)
+        with self.lock:
+            self.ngrams(owner, info.fingerprint).merge(*held)
+            self.forget(owner)
+        return len(held.grams)
+
+    def drop(self, owner: str, fingerprint: str, wanted: Pruning) -> int:
+        """Forget n-grams that are to go; how many they were."""
+        with self.lock:
+            dropped = self.ngrams(owner, fingerprint).drop(wanted)
+            self.forget(owner)
+        return dropped
 
     def wipe(self, owner: str, fingerprint: str) -> None:
         """Forget the owner's past with a model. An answer under way is not learned any more."""

@@ -14,6 +14,7 @@ from app.service.costs import Costs
 from app.service.current import Current
 from app.service.downloads import Downloads
 from app.service.draft_models import Stacks
+from app.service.entries import Entries
 from app.service.generation import Generations
 from app.service.gguf_support import GgufSupport
 from app.service.history import History
@@ -73,6 +74,7 @@ class Session:
         self.statistics_files = StatisticsFiles(
             engine, self.current, guests, lambda: bool(self.tasks.known)
         )
+        self.entries = Entries(engine, database, self.current, self.past_answers)
         # what is done with them
         self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
         self.titles = Titles(engine, self.tasks, self.chat.conversations, self.stores)

@@ -34,7 +34,7 @@ from engine.errors import Cancelled, SettingError, StorageError, StrataError
 from engine.types import Document
 from storage.documents import Meter, documents
 from storage.statistics import SUFFIX, StatisticsTable
-from storage.statistics_build import STAGES, replacing
+from storage.statistics_build import FEWEST, STAGES, replacing
 from storage.statistics_worker import END, FAILED, MADE, Spec
 
 LOOK_SECONDS = 0.3
@@ -46,7 +46,10 @@ TOKEN_BYTES = 80
 """What counting takes of memory for each token."""
 SPARED = 0.5
 """The share of the free memory that counting may take."""
-MEGABYTE = 1 << 20
+BUDGET = 64 << 20
+"""Bytes of the file, about."""
+FEW = 8 << 20
+"""Of fewer bytes of text what followed once is worth keeping too."""
 MOST_IMPORTED = 1 << 30
 """Bytes of a file that is taken in: the usual one has 64 MB."""
 CHECK_SECONDS = 60.0
@@ -111,9 +114,9 @@ class StatisticsFiles:
 
     # building one
 
-    def start(self, files: Sequence[Path], fewest: int, size: int, uploaded: bool = False) -> None:
-        """Begin to build one from files, of about `size` megabytes. What was `uploaded` for it is
-        deleted once it is read. Raises SettingError and StorageError."""
+    def start(self, files: Sequence[Path], uploaded: bool = False) -> None:
+        """Begin to build one from files. What was `uploaded` for it is deleted once it is read.
+        Raises SettingError and StorageError."""
         path, info = self.path, self.info
         if not files:
             raise StorageError("No file is chosen. Choose one, or name one on this machine.")
@@ -127,9 +130,14 @@ class StatisticsFiles:
         self.problem, self.done = None, ""
         self.share, self.words, self.began = 0.0, "Starting", monotonic()
         title = ", ".join(file.name for file in files)[:TITLE]
-        budget = size * MEGABYTE
+        few = sum(file.stat().st_size for file in files) < FEW
         spec = Spec(
-            str(path), info.tokenizer_fingerprint, info.vocabulary_size, title, budget, fewest
+            str(path),
+            info.tokenizer_fingerprint,
+            info.vocabulary_size,
+            title,
+            BUDGET,
+            1 if few else FEWEST,
         )
         threading.Thread(
             target=self.work, args=(files, spec, uploaded), name="statistics", daemon=True
@@ -210,6 +218,7 @@ class StatisticsFiles:
 
     def count(self, spec: Spec, tokens: IO[bytes], count: int) -> dict[str, str]:
         """Have the tokens counted, in another process; the file's meta data."""
+        self.share, self.words = None, f"Counting {count:,} tokens"
         tokens.seek(0)
         command = process.command("storage.statistics_worker", spec.command())
         with subprocess.Popen(

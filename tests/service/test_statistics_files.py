@@ -54,7 +54,7 @@ def text(tmp_path: Path, content: str = TEXT, name: str = "notes.txt") -> Path:
 
 def built(files: StatisticsFiles, *paths: Path, **more: Any) -> list[str]:
     """What was told of a build."""
-    files.start(paths, 1, 1, **more)
+    files.start(paths, **more)
     return [progress.words for progress in files.watch()]
 
 
@@ -109,7 +109,7 @@ def test_stopped_it_leaves_what_was_there_and_nothing_else(
 ) -> None:
     built(files, text(tmp_path))
     before = (folder / f"bytes{SUFFIX}").read_bytes()
-    files.start([text(tmp_path, TEXT * 400)], 1, 64)
+    files.start([text(tmp_path, TEXT * 400)])
     with pytest.raises(Cancelled, match="Nothing was changed"):
         for progress in files.watch():
             if progress.words.startswith(stage):

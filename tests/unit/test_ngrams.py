@@ -9,7 +9,7 @@ import pytest
 
 from engine.types import Gram
 from storage.database import Database, pack_tokens
-from storage.ngrams import ModelNgrams
+from storage.ngrams import ModelNgrams, Pruning
 
 A, B, C, LONG = (1, 2, 3), (1, 2, 4), (9,), (2**32 - 1, 0, 1, 151_643, 5)
 
@@ -124,3 +124,56 @@ def test_learning_is_fast_and_the_size_is_about_right(tmp_path: Path) -> None:
         pass
     taken = path.stat().st_size - (tmp_path / "blank.db").stat().st_size
     assert 0.7 * estimate < taken < 1.3 * estimate
+
+
+def test_pruning_takes_what_it_says_and_tells_before(grams: ModelNgrams, db: Database) -> None:
+    other = ModelNgrams(db, "bob", "f")
+    other.learn([A, B])
+    for answer in ([A, B, C], [A, B], [A], [LONG]):
+        grams.learn(answer)
+    # documents: A 3, B 2, C 1, LONG 1; last seen: A 3, B 2, C 1, LONG 4
+    cases = [
+        (Pruning(), set()),
+        (Pruning(documents=2), {C, LONG}),
+        (Pruning(answers=1), {A, B, C}),
+        (Pruning(answers=2), {B, C}),
+        (Pruning(answers=9), set()),
+        (Pruning(keep=2), {B, C}),
+        (Pruning(keep=9), set()),
+        (Pruning(keep=3, documents=2), {C, LONG}),
+        (Pruning(2, 2, 3), {B, C, LONG}),
+    ]
+    before = {gram.tokens for gram in grams.load()}
+    for wanted, gone in cases:
+        assert grams.pruned(wanted) == len(gone), wanted
+        with pytest.raises(ZeroDivisionError), db.write():
+            assert grams.drop(wanted) == len(gone)
+            assert before - {gram.tokens for gram in grams.load()} == gone, wanted
+            raise ZeroDivisionError
+    assert grams.drop(Pruning(documents=3)) == 3 and other.rows() == 2
+    assert [gram.tokens for gram in grams.load()] == [A]
+
+
+def test_merging_twice_is_merging_once(grams: ModelNgrams) -> None:
+    grams.learn([A, B])
+    taken = [Gram(A, 5, 7), Gram(C, 2, 3)]
+    for _ in range(2):
+        grams.merge(7, taken)
+        assert sorted(grams.load()) == sorted([Gram(A, 5, 7), Gram(B, 1, 1), Gram(C, 2, 3)])
+        assert grams.learned() == 7
+    grams.learn([B])
+    assert Gram(B, 2, 8) in grams.load(), "the next answer is newer than all of them"
+
+
+def test_what_followed_a_key_is_counted_over_all_longer_ones(
+    grams: ModelNgrams, db: Database
+) -> None:
+    ModelNgrams(db, "bob", "f").learn([(1, 2, 9)])
+    grams.learn([(7, 1, 2, 3), (8, 1, 2, 4), (1, 2, 3), (2, 1), (256, 1, 5)])
+    grams.learn([(7, 1, 2, 3)])
+    assert grams.after((1, 2)) == [(3, 3), (4, 1)]
+    assert grams.after((7, 1, 2)) == [(3, 2)] and grams.after((1,)) == [(5, 1)]
+    assert grams.after((9, 9)) == [] and grams.after((2,)) == [(3, 3), (1, 1), (4, 1)]
+    with db.write() as handle:
+        handle.execute("UPDATE ngrams SET tokens = 'text' WHERE length(tokens) = 8")
+    assert grams.after((1, 2)) == [(3, 3), (4, 1)]

@@ -1,23 +1,52 @@
-"""Databases: what each of them holds, its best entries as text, and how to empty it."""
+"""Databases: what each holds and brought, what it knows of some words, and how to fill, save, prune
+and empty it. The file of general text has a section of its own (general_text.py)."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 import gradio as gr
 
 from app.service.draft_models import amount
 from app.service.session import Session
-from app.web import charts
+from app.web import charts, databases_html
 from app.web.colors import ink
 from app.web.plots import grid
-from app.web.wiring import AT_ONCE, Memory, owner_of, told
+from app.web.saving import SAVE_FILE, saved
+from app.web.stack_html import fine
+from app.web.tabs import general_text
+from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
+from engine.backends.base import BackendInfo
 from engine.drafting.calibration import Calibration
+from engine.errors import StorageError
 from engine.types import CONTEXT, MODEL, STATISTICS
 from storage.contexts import ContextStore
+from storage.ngram_files import MOST_BYTES
+from storage.ngrams import Pruning
 
 TOP = 40
 WIDE, NO_TEXT = 400, "\ufffd"
 """The best entries are chosen from so many; those that hold part of a character are left out."""
+
+
+PRUNING = ("Keep the newest", "Keep what the last answers held", "Keep what so many answers held")
+"""What `Pruning` wishes for, in its order; 0 is no wish."""
+
+
+@dataclass(slots=True)
+class Learned:
+    """Past answers as a file, and what of them is to be forgotten."""
+
+    save: gr.Button
+    bring: gr.UploadButton
+    prune: gr.Button
+    row: gr.Column
+    numbers: list[gr.Number]
+    told: gr.HTML
+    yes: gr.Button
+    no: gr.Button
+    outgoing: gr.Textbox
 
 
 @dataclass(slots=True)
@@ -29,17 +58,28 @@ class Parts:
     tables: dict[str, gr.Dataframe]
     wipes: dict[str, gr.Button]
     confirms: dict[str, tuple[gr.Row, gr.Button, gr.Button]]
+    learned: Learned
+    general: general_text.Parts
+    words: gr.Textbox
+    look: gr.Button
+    found: gr.HTML
+    brought: gr.HTML
     worth: gr.Plot
 
 
 def build(tab: gr.Tab) -> Parts:
-    """A card per database: size, entries, and a way to empty what can be emptied."""
+    """A card per database: size, entries, and what can be done with it. Below, what they know and
+    brought."""
     cards, tables, wipes, confirms = {}, {}, {}, {}
     with gr.Row(elem_classes="cards"):
         for tier in (CONTEXT, MODEL, STATISTICS):
             with gr.Column(elem_classes="card", min_width=320):
                 cards[tier] = gr.HTML(elem_id=f"tier-{tier}", apply_default_css=False)
-                if tier != STATISTICS:
+                if tier == MODEL:
+                    learned = build_learned()
+                if tier == STATISTICS:
+                    general = general_text.build()
+                else:
                     wipes[tier] = gr.Button(f"Empty {ink(tier).title}", size="sm")
                     with gr.Row(visible=False, elem_classes="asking") as row:
                         yes = gr.Button("Empty it", size="sm", variant="stop", min_width=60)
@@ -52,16 +92,69 @@ def build(tab: gr.Tab) -> Parts:
                         datatype="str",
                         interactive=False,
                         max_height=420,
-                        show_label=False,
+                        label=f"Best entries of {ink(tier).title}",
                         column_widths=["42%", "38%", "20%"],
                     )
+    gr.HTML("<h3>What they know of some words</h3>", elem_classes="side-head")
+    with gr.Row(elem_classes="adding"):
+        words = gr.Textbox(
+            label="Words",
+            show_label=False,
+            container=False,
+            placeholder="Write words: each database says what it would propose next",
+            max_lines=1,
+            scale=5,
+            elem_id="words",
+        )
+        look = gr.Button("Look up", size="sm", scale=1, min_width=70, elem_id="look-up")
+    found = gr.HTML(elem_id="found", apply_default_css=False)
+    gr.HTML("<h3>What each brought of late</h3>", elem_classes="side-head")
+    brought = gr.HTML(elem_id="brought", apply_default_css=False)
     (worth,) = grid([charts.worth_of_evidence(Calibration())])
     gr.HTML(
         "<p class='fine'>A database that finds the last tokens of an answer proposes what came "
         "next. Strata learns from your answers how much such a match is worth. Emptying "
         f"{ink(MODEL).title} also resets this.</p>"
     )
-    return Parts(tab, cards, tables, wipes, confirms, worth)
+    return Parts(
+        tab,
+        cards,
+        tables,
+        wipes,
+        confirms,
+        learned,
+        general,
+        words,
+        look,
+        found,
+        brought,
+        worth,
+    )
+
+
+def build_learned() -> Learned:
+    """Buttons for past answers, and the numbers that say what of them is to stay."""
+    with gr.Row(elem_classes="presets"):
+        save = gr.Button("Save as a file", size="sm", elem_id="learned-save")
+        bring = gr.UploadButton(
+            "Import a file",
+            size="sm",
+            file_types=[".json"],
+            type="filepath",
+            elem_id="learned-bring",
+        )
+        prune = gr.Button("Prune", size="sm", elem_id="learned-prune")
+    with gr.Column(visible=False, elem_classes="asking") as row:
+        numbers = [
+            gr.Number(0, label=label, precision=0, minimum=0, elem_id=f"prune-{number}")
+            for number, label in enumerate(PRUNING)
+        ]
+        told_ = gr.HTML(elem_id="prune-told", apply_default_css=False)
+        with gr.Row():
+            yes = gr.Button("Forget the others", size="sm", variant="stop", min_width=60)
+            no = gr.Button("Keep all", size="sm", min_width=60)
+    outgoing = gr.Textbox(visible="hidden")
+    return Learned(save, bring, prune, row, numbers, told_, yes, no, outgoing)
 
 
 def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
@@ -130,45 +223,151 @@ def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
     return card(STATISTICS, meaning, facts), rows
 
 
-def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserState) -> None:
-    """Read the databases when the tab opens; empty one after asking."""
+def pruning(keep: float | None, answers: float | None, documents: float | None) -> Pruning:
+    """What the numbers say."""
+    return Pruning(*(max(0, int(number or 0)) for number in (keep, answers, documents)))
 
-    def refresh(
-        request: gr.Request, conversation: str | None, memory: Memory
-    ) -> tuple[object, ...]:
+
+class Handlers:
+    """What the tab's events do."""
+
+    def __init__(self, session: Session, parts: Parts) -> None:
+        self.session, self.parts = session, parts
+
+    @property
+    def info(self) -> BackendInfo:
+        """The loaded model."""
+        return self.session.current.info
+
+    def refresh(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
+        """Read the databases."""
+        session, parts = self.session, self.parts
         owner = owner_of(session, memory, request)
         with told():
             context = context_card(session, owner, conversation)
             model, grams = model_card(session, owner)
             statistics, shares = statistics_card(session)
-            learned = Calibration(
-                session.past_answers.calibrations(owner, session.current.info.fingerprint).load()
-            )
-            worth = charts.worth_of_evidence(learned)
-            return context, model, statistics, grams, shares, worth
-        return tuple(gr.skip() for _ in range(6))
+            store = session.past_answers.calibrations(owner, self.info.fingerprint)
+            sums = session.entries.brought(owner)
+            return {
+                parts.cards[CONTEXT]: context,
+                parts.cards[MODEL]: model,
+                parts.cards[STATISTICS]: statistics,
+                parts.tables[MODEL]: grams,
+                parts.tables[STATISTICS]: shares,
+                parts.brought: databases_html.brought(sums, self.info.name),
+                parts.worth: charts.worth_of_evidence(Calibration(store.load())),
+            }
+        return {parts.worth: gr.skip()}
 
-    def wipe_context(request: gr.Request, conversation: str | None, memory: Memory) -> object:
+    def wipe_context(self, request: gr.Request, conversation: str | None, memory: Memory) -> object:
+        """Empty the open conversation's log."""
         with told():
             if conversation:
-                session.stores.wipe_context(owner_of(session, memory, request), conversation)
+                owner = owner_of(self.session, memory, request)
+                self.session.stores.wipe_context(owner, conversation)
         return gr.update(visible=False)
 
-    def wipe_model(request: gr.Request, memory: Memory) -> object:
+    def wipe_model(self, request: gr.Request, memory: Memory) -> object:
+        """Empty the past answers."""
         with told():
-            session.past_answers.wipe(
-                owner_of(session, memory, request), session.current.info.fingerprint
-            )
+            owner = owner_of(self.session, memory, request)
+            self.session.past_answers.wipe(owner, self.info.fingerprint)
         return gr.update(visible=False)
 
-    outputs = [*parts.cards.values(), *parts.tables.values(), parts.worth]
-    parts.tab.select(refresh, [current, memory], outputs, **AT_ONCE)
+    def find(
+        self, request: gr.Request, words: str, conversation: str | None, memory: Memory
+    ) -> object:
+        """What the databases know of some words."""
+        with told():
+            owner = owner_of(self.session, memory, request)
+            return databases_html.found(self.session.entries.find(owner, conversation, words))
+        return gr.skip()
+
+    # past answers
+
+    def save(self, request: gr.Request, memory: Memory) -> str:
+        """The past answers as a file."""
+        with told():
+            owner = owner_of(self.session, memory, request)
+            text = self.session.past_answers.saved(owner, self.info)
+            return saved("past-answers.json", "application/json", text)
+        return ""
+
+    def bring(self, request: gr.Request, sent: str | None, memory: Memory) -> object:
+        """Take in a file of past answers."""
+        path = Path(sent or "")
+        try:
+            with told():
+                owner = owner_of(self.session, memory, request)
+                count = self.session.past_answers.take_in(owner, self.info, content_of(path))
+                gr.Info(f"{count:,} n-grams were imported.")
+        finally:
+            with suppress(OSError):
+                path.unlink()  # Gradio would keep what was uploaded
+        return gr.skip()
+
+    def preview(self, request: gr.Request, memory: Memory, *numbers: float | None) -> object:
+        """How many n-grams would be forgotten."""
+        with told():
+            owner = owner_of(self.session, memory, request)
+            store = self.session.past_answers.ngrams(owner, self.info.fingerprint)
+            gone, all_ = store.pruned(pruning(*numbers)), store.rows()
+            return fine(f"{gone:,} of {all_:,} n-grams would be forgotten. 0 is no limit.")
+        return gr.skip()
+
+    def prune(self, request: gr.Request, memory: Memory, *numbers: float | None) -> object:
+        """Forget them."""
+        with told():
+            owner = owner_of(self.session, memory, request)
+            self.session.past_answers.drop(owner, self.info.fingerprint, pruning(*numbers))
+        return gr.update(visible=False)
+
+
+def content_of(path: Path) -> bytes:
+    """What is in an uploaded file, as far as it is read. Raises StorageError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
+
+
+def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserState) -> None:
+    """Read the databases when the tab opens, and whenever one was changed."""
+    on, learned = Handlers(session, parts), parts.learned
+    outputs = [*parts.cards.values(), *parts.tables.values(), parts.brought, parts.worth]
+    refresh = Event(on.refresh, [current, memory], outputs)
+    parts.tab.select(*refresh, **AT_ONCE)
+    general_text.wire(session.statistics_files, parts.general, parts.tab, refresh)
+    show, hide = (lambda: gr.update(visible=True)), (lambda: gr.update(visible=False))
     for tier, (row, yes, no) in parts.confirms.items():
-        parts.wipes[tier].click(lambda: gr.update(visible=True), None, row, **AT_ONCE)
-        no.click(lambda: gr.update(visible=False), None, row, **AT_ONCE)
+        parts.wipes[tier].click(show, None, row, **AT_ONCE)
+        no.click(hide, None, row, **AT_ONCE)
         done = (
-            yes.click(wipe_context, [current, memory], row, **AT_ONCE)
+            yes.click(on.wipe_context, [current, memory], row, **AT_ONCE)
             if tier == CONTEXT
-            else yes.click(wipe_model, memory, row, **AT_ONCE)
+            else yes.click(on.wipe_model, memory, row, **AT_ONCE)
         )
-        done.then(refresh, [current, memory], outputs, **AT_ONCE)
+        done.then(*refresh, **AT_ONCE)
+    gr.on(
+        [parts.words.submit, parts.look.click],
+        on.find,
+        [parts.words, current, memory],
+        parts.found,
+        **AT_ONCE,
+    )
+    learned.save.click(on.save, memory, learned.outgoing, **AT_ONCE).then(
+        None, learned.outgoing, None, js=SAVE_FILE, **AT_ONCE
+    )
+    learned.bring.upload(on.bring, [learned.bring, memory], learned.told, **AT_ONCE).then(
+        *refresh, **AT_ONCE
+    )
+    preview = Event(on.preview, [memory, *learned.numbers], learned.told)
+    learned.prune.click(show, None, learned.row, **AT_ONCE).then(*preview, **AT_ONCE)
+    for number in learned.numbers:
+        number.input(*preview, trigger_mode="always_last", **AT_ONCE)
+    learned.no.click(hide, None, learned.row, **AT_ONCE)
+    learned.yes.click(on.prune, [memory, *learned.numbers], learned.row, **AT_ONCE).then(
+        *refresh, **AT_ONCE
+    )
