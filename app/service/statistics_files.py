@@ -1,8 +1,8 @@
 """Statistics files for the loaded model's tokenizer: built from texts, taken in, copied, removed.
 
 A build goes on when the page that began it closes, and leaves nothing behind when it is stopped. It
-has two parts. The texts become tokens in the engine, batch by batch; while an answer grows it rests
-between two batches for as long as one took. Counting them is the work of a process of its own
+has two parts. The texts become tokens in the engine, batch by batch: one in REST_SECONDS while an
+answer grows, as fast as it can otherwise. Counting them is the work of a process of its own
 (storage/statistics_worker.py) that gives way to others. The file takes the place of the one before
 in one step, and what is answered from then on drafts from it.
 
@@ -39,6 +39,9 @@ from storage.statistics_worker import END, FAILED, MADE, Spec
 
 LOOK_SECONDS = 0.3
 """How often it is told how far it is."""
+REST_SECONDS = 1.0
+GLANCE_SECONDS = 0.05
+"""How often it is looked whether the answer is over."""
 BATCH = 1 << 16
 """Characters that become tokens at once, about."""
 MOST_TOKENS = 50_000_000
@@ -189,7 +192,6 @@ class StatisticsFiles:
         count = 0
         for file in files:
             for batch in batches(documents(file, meter)):
-                began = monotonic()
                 for document in self.engine.tokens(batch, spec.tokenizer):
                     np.array([*document, END], dtype=np.uint32).tofile(tokens)
                     count += len(document)
@@ -199,11 +201,16 @@ class StatisticsFiles:
                 if count >= most:
                     self.done = f" Reading stopped after {count:,} tokens, the most for now."
                     return count
-                if self.answering():
-                    self.stopped.wait(monotonic() - began)
+                self.rest()
         if count < 2:
             raise StorageError(f"There is no text in {spec.title!r}. Choose files with text.")
         return count
+
+    def rest(self) -> None:
+        """Leave the model to an answer that grows."""
+        until = monotonic() + REST_SECONDS
+        while self.answering() and not self.stopped.is_set() and monotonic() < until:
+            self.stopped.wait(GLANCE_SECONDS)
 
     def tell(self, name: str, share: float, count: int) -> None:
         """How far the reading is: the rate, and about how long it will take."""

@@ -30,7 +30,11 @@ WIDE, NO_TEXT = 400, "\ufffd"
 """The best entries are chosen from so many; those that hold part of a character are left out."""
 
 
-PRUNING = ("Keep the newest", "Keep what the last answers held", "Keep what so many answers held")
+PRUNING = (
+    "Keep so many n-grams, the newest",
+    "Keep what one of the last … answers held",
+    "Keep what at least … answers held",
+)
 """What `Pruning` wishes for, in its order; 0 is no wish."""
 
 

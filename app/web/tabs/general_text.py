@@ -20,7 +20,7 @@ Changes = dict[Block, object]
 ABOUT = (
     "<p class='fine'>Build one from texts like those that you talk about: text, Markdown, JSON, "
     "JSON lines or CSV, also packed (zip, xz, gz). It takes the place of the file above. You can "
-    "chat meanwhile; an answer that grows then is up to a tenth slower.</p>"
+    "chat meanwhile: reading waits while an answer grows.</p>"
 )
 
 
