@@ -645,6 +645,15 @@ def test_small_questions_are_answered_at_once(slow: Engine) -> None:
     for text in ("", "x" * 9000):
         with pytest.raises(PromptError):
             slow.check(text)
+    chat = (Message("user", "hi"), Message("assistant", "there"))
+    found = slow.tokens(["hello", chat, chat[:1]], "bytes")
+    assert found[0] == tokens
+    assert slow.texts(found[1:]) == [
+        "<|user|>hi<|end|><|assistant|>there<|end|>", "<|user|>hi<|end|><|assistant|>"
+    ]  # fmt: skip
+    with pytest.raises(ModelError, match="whose tokenizer is another one"):
+        slow.tokens(["hello"], "another tokenizer")
+    slow.read_statistics()
     assert slow.need("other", Runtime(threads=3)) == Need(1, 7, 3)
     assert (slow.device("other", Runtime()), slow.free("cpu")) == ("cpu", 99)
     first.close()
