@@ -98,10 +98,10 @@ def build(tab: gr.Tab, session: Session) -> Parts:
     title = gr.HTML(run_html.NO_RUN_YET, elem_id="run-title", apply_default_css=False)
     with gr.Row(elem_classes="sides"):
         with gr.Column(min_width=300):
-            gr.HTML("<h3>What it read</h3>", apply_default_css=False)
+            gr.HTML("<h3>What it read</h3>", elem_classes="side-head")
             asked = gr.HTML(elem_id="run-prompt", apply_default_css=False)
         with gr.Column(min_width=300):
-            gr.HTML("<h3>What it said</h3>", apply_default_css=False)
+            gr.HTML("<h3>What it said</h3>", elem_classes="side-head")
             said = token_view(elem_classes="transcript side", elem_id="run-text")
     plots = grid([*of_run(NOTHING), cost_figure(session, NOTHING)])
     costs, again = build_costs(session)
@@ -117,7 +117,7 @@ def build(tab: gr.Tab, session: Session) -> Parts:
                 elem_id="steps",
                 max_height=360,
                 wrap=True,
-                column_widths=["9%", "28%", "26%", "14%", "10%", "13%"],
+                column_widths=["58px", "180px", "170px", "92px", "70px", "92px"],
                 label="The steps around it. Click one to see it.",
             )
             with gr.Row(elem_classes="pager"):
