@@ -2,7 +2,7 @@
 
 Figures are written as they are stored, times in seconds, so that a file can be reckoned with. A
 text may be anything, and a spreadsheet takes what begins with one of `FORMULA` for a program: such
-a text gets an apostrophe before it in CSV. JSON holds it as it is.
+a text gets an apostrophe before it in CSV. Ids, which are ours, and JSON hold what is stored.
 """
 
 import csv
@@ -54,8 +54,8 @@ def runs_csv(runs: Iterable[Trace]) -> str:
                 datetime.fromtimestamp(run.created, UTC).isoformat(timespec="milliseconds"),
                 run.kind,
                 run.conversation_id,
-                run.model,
-                run.method,
+                harmless(run.model),
+                harmless(run.method),
                 run.emitted_tokens,
                 run.forwards,
                 run.decode_seconds,
@@ -77,7 +77,8 @@ def steps_csv(steps: Sequence[Step]) -> str:
 
 def step_row(step: Step, sources: Sequence[str]) -> list[Cell]:
     """A step as the cells of its line."""
-    row: list[Cell] = [step.index, len(step.tokens), "".join(t.text for t in step.tokens)]
+    text = harmless("".join(token.text for token in step.tokens))
+    row: list[Cell] = [step.index, len(step.tokens), text]
     row += [len(step.by_depth), step.draft_seconds, step.verify_seconds]
     row += [step.sample_seconds, step.other_seconds, step.plain_seconds, step.finish]
     for source in sources:
@@ -94,11 +95,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     """CSV as RFC 4180 has it."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([harmless(title) for title in titles])
-    writer.writerows([harmless(cell) for cell in row] for row in rows)
+    writer.writerow(titles)
+    writer.writerows(rows)
     return text.getvalue()
 
 
-def harmless(cell: Cell) -> Cell:
-    """A cell that no spreadsheet runs."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+def harmless(text: str) -> str:
+    """A text that no spreadsheet runs."""
+    return f"'{text}" if text.startswith(FORMULA) else text

@@ -172,7 +172,9 @@ class StatisticsFiles:
                 meta = self.count(spec, tokens, count)
             self.use()
             numbers = (f"{int(meta[name]):,} {name}" for name in ("tokens", "documents", "keys"))
-            self.done = f"Made from {', '.join(numbers)}, and in use.{self.done}"
+            used = self.engine.state.info.tokenizer_fingerprint == spec.tokenizer
+            when = "and in use" if used else "to be used when its model is loaded again"
+            self.done = f"Made from {', '.join(numbers)}, {when}.{self.done}"
         except StrataError as error:
             self.problem = error
         except (OSError, MemoryError) as error:

@@ -64,7 +64,8 @@ def prompt(asked: Asked | None) -> str:
         room -= len(text)
     left = "" if room >= 0 else f" Only the last {MOST_CHARS:,} characters are shown."
     return (
-        f'<h4>{escape(asked.title)}</h4><div class="asked">{"".join(reversed(shown))}</div>'
+        f'<h4>{escape(asked.title)}</h4><div class="asked" tabindex="0" role="region" '
+        f'aria-label="What it read">{"".join(reversed(shown))}</div>'
         '<p class="fine">These are the messages before the answer, and the system prompt that the '
         "conversation has now. The tokens of the prompt are not stored: what the chat template "
         f"added, and what did not fit the context, is not shown.{left}</p>"

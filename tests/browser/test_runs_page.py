@@ -85,6 +85,12 @@ def test_a_file_is_built_in_the_page_and_another_build_is_stopped(
     page.fill("#words textarea, #words input", "The boat went")
     page.click("#look-up")
     expect(page.locator("#found")).to_contain_text("␣out")
+    page.click("#learned-prune")
+    expect(page.locator("#prune-told")).to_contain_text("0 of")
+    page.locator("#prune-2 input").fill("1000")
+    expect(page.locator("#prune-told")).to_contain_text(re.compile(r"([1-9][\d,]*) of \1 n-grams"))
+    page.get_by_role("button", name="Forget the others").click()
+    expect(page.locator("#tier-model dd").first).to_have_text("0")
     page.click("#general-remove")
     expect(status).to_contain_text("was removed")
     assert [*folder.iterdir()] == []

@@ -38,6 +38,8 @@ def test_runs_are_written_exactly() -> None:
         "decode_speedup\r\n"
         "r1,1970-01-01T00:00:01.500+00:00,chat,c1,toy,hd,7,3,0.30000000000000004,1.25,\r\n"
     )
+    (row,) = read(runs_csv([replace(TRACE, id="-id", conversation_id="-c")]))
+    assert (row["run"], row["conversation"]) == ("-id", "-c"), "ids can be looked up again"
     assert runs_csv([]).count("\r\n") == 1
 
 

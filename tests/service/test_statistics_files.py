@@ -162,9 +162,45 @@ def test_what_cannot_be_built_is_told(
         with pytest.raises(StorageError, match=words):
             built(files, *paths)
     assert left(folder) == []
-    session.guests = files.guests = True
-    with pytest.raises(SettingError, match="Others use this app"):
-        built(files, text(tmp_path))
+
+
+def test_with_guests_nothing_is_built_imported_or_removed(
+    files: StatisticsFiles, folder: Path, tmp_path: Path
+) -> None:
+    built(files, text(tmp_path))
+    copy = files.copy_to(tmp_path)
+    files.guests = True
+    acts: list[Callable[[], Any]] = [
+        lambda: built(files, text(tmp_path)),
+        lambda: files.take_in(copy),
+        lambda: files.copy_to(tmp_path / "other.db"),
+        files.remove,
+    ]
+    for act in acts:
+        with pytest.raises(SettingError, match="Others use this app"):
+            act()
+    assert left(folder) == [f"bytes{SUFFIX}"] and not (tmp_path / "other.db").exists()
+    assert not files.own()
+
+
+def test_a_model_that_goes_while_its_texts_are_counted_gets_its_file_nevertheless(
+    session: Session,
+    files: StatisticsFiles,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, other = files.count, ToyBackend(name="other")
+    other.info = replace(other.info, tokenizer_fingerprint="another one")
+
+    def then_swapped(*arguments: Any) -> dict[str, str]:
+        swap(session, other, "/m/other")
+        return count(*arguments)
+
+    monkeypatch.setattr(files, "count", then_swapped)
+    built(files, text(tmp_path))
+    assert "to be used when its model is loaded again" in files.done
+    assert left(folder) == [f"bytes{SUFFIX}"] and session.current.statistics is None
 
 
 def test_another_tokenizer_meanwhile_ends_it(

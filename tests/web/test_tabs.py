@@ -90,7 +90,7 @@ def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
         for guests in (False, True)
     )
     hidden = {"Measure again", "Databases", "Stack", "Load", "Profile", "Use for chat", "Models"}
-    hidden |= {"Add", "Download and load"}
+    hidden |= {"Add", "Download and load", "Build from these", "Import it", "Prune", "Look up"}
     assert hidden <= mine and not hidden & theirs and "Diagnostics" in theirs
 
 
