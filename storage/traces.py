@@ -289,20 +289,17 @@ class Traces:
         with self._db.read():
             self.get(run_id)
             found = self._db.execute_read(
-                "SELECT title, system_prompt, conversation, position FROM messages "
-                "JOIN conversations ON conversations.id = conversation WHERE run = ?",
-                [run_id],
+                "SELECT conversation, messages.id FROM messages JOIN conversations "
+                "ON conversations.id = conversation WHERE run = ? AND owner = ? LIMIT 1",
+                [run_id, self._owner],
             )
             if not found:
                 return None
-            title, system_prompt, *place = found[0]
-            rows = self._db.execute_read(
-                "SELECT role, content FROM messages WHERE conversation = ? AND position < ? "
-                "ORDER BY position",
-                place,
-            )
-        messages = [(as_text(role), as_text(content)) for role, content in rows]
-        return Asked(as_text(title), as_text(system_prompt), messages)
+            id, message_id = map(str, found[0])
+            place = self._conversations.get(id)
+            *before, _ = self._conversations.messages(id, False, message_id)
+        messages = [(message.role, message.content) for message in before]
+        return Asked(place.title, place.system_prompt, messages)
 
     def digest(self, run_id: str) -> digests.Digest:
         """What charts show of a run."""

@@ -21,6 +21,11 @@ UNKNOWN_PROMPT = (
     '<p class="fine">What this run answered is not stored: it was a comparison, or its message '
     "was deleted.</p>"
 )
+NOT_KEPT = (
+    " The tokens of the prompt are kept for your 200 newest answers, and are text again while "
+    "their model is loaded. Of this one it is not known what the chat template added, and what did "
+    "not fit the context."
+)
 KINDS = {"chat": "Chat", "compare": "Compare"}
 
 
@@ -46,14 +51,22 @@ def heading(trace: Trace, run: Run) -> str:
     return (
         f'<div class="verdict"><b>{escape(title_of(trace.method))}</b> on {escape(trace.model)}, '
         f"{when}: {trace.emitted_tokens:,} tokens in {trace.forwards:,} steps. The prompt had "
-        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache.</div>"
+        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache.{gone_on(run)}</div>"
     )
 
 
-def prompt(asked: Asked | None) -> str:
-    """What a run answered, as far as it is stored, and what of it is not known."""
+def gone_on(run: Run) -> str:
+    """How often the answer was gone on with."""
+    times_ = len(run.parts)
+    return f" It was continued {'once' if times_ == 1 else f'{times_} times'}." if times_ else ""
+
+
+def prompt(asked: Asked | None, exact: str | None = None) -> str:
+    """What a run answered, as far as it is stored, and what of it is not known. `exact` is the text
+    of the prompt's tokens, None where these are not kept or belong to another model."""
+    whole = exact_prompt(exact) if exact is not None else ""
     if asked is None:
-        return UNKNOWN_PROMPT
+        return whole or UNKNOWN_PROMPT
     told = [("system", asked.system_prompt)] if asked.system_prompt.strip() else []
     told += asked.messages
     room, shown = MOST_CHARS, list[str]()
@@ -67,8 +80,17 @@ def prompt(asked: Asked | None) -> str:
         f'<h4>{escape(asked.title)}</h4><div class="asked" tabindex="0" role="region" '
         f'aria-label="What it read">{"".join(reversed(shown))}</div>'
         '<p class="fine">These are the messages before the answer, and the system prompt that the '
-        "conversation has now. The tokens of the prompt are not stored: what the chat template "
-        f"added, and what did not fit the context, is not shown.{left}</p>"
+        f"conversation has now.{left}{'' if whole else NOT_KEPT}</p>{whole}"
+    )
+
+
+def exact_prompt(text: str) -> str:
+    """What the model really read; of a long prompt the end."""
+    cut = f"The last {MOST_CHARS:,} of {len(text):,} characters. " if len(text) > MOST_CHARS else ""
+    return (
+        "<details class='exact'><summary>The exact prompt</summary><p class='fine'>"
+        f"{cut}All that the model read, with what the chat template added and without what did not "
+        f"fit the context.</p><pre tabindex='0'>{escape(text[-MOST_CHARS:])}</pre></details>"
     )
 
 

@@ -382,3 +382,22 @@ def test_what_a_run_answered_is_the_conversation_before_it(db: Database, traces:
     assert traces.asked(save(traces, kind="compare").id) is None
     with pytest.raises(StorageError, match="There is no run"):
         Traces(db, "bob").asked(second.id)
+
+
+def test_another_version_answered_what_leads_to_it(db: Database, traces: Traces) -> None:
+    store = Conversations(db, "ada")
+    id = store.create("a title").id
+    first, second = (save(traces, conversation_id=id) for _ in range(2))
+    said = store.append(id, "user", "one")
+    store.append(id, "assistant", "two", first.id)
+    store.beside(id, said.id, "user", "another one")
+    answered = store.append(id, "assistant", "three", second.id)
+    for run, words in ((first, "one"), (second, "another one")):
+        found = traces.asked(run.id)
+        assert found and found.messages == [("user", words)]
+    token = store.delete_message(id, answered.id)
+    with pytest.raises(StorageError, match="There is no run"):
+        traces.asked(second.id)
+    assert traces.count() == 1 and [title for _, title in traces.conversations(9)] == ["a title"]
+    store.undo(token)
+    assert traces.asked(second.id) and traces.count() == 2

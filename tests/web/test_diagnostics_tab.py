@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from app.web.tabs import diagnostics
 from app.web.tabs.diagnostics import Handlers
 from engine.backends.toy import ToyBackend
 from engine.local import Local
-from engine.types import Prefill, Run, Step, Token
+from engine.types import Part, Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.traces import Asked, Traces
@@ -164,12 +165,31 @@ def test_the_prompt_is_told_as_far_as_it_is_stored(on: Handlers, ids: list[str])
     parts = on.parts
     shown = on.choose(SimpleNamespace(index=[0, 0]), request(), ids[-1:], {})  # type: ignore[arg-type]
     assert shown[parts.asked].count("&lt;img src=x") == 3, "title, system prompt, message"
-    assert "tokens of the prompt are not stored" in shown[parts.asked]
+    assert run_html.NOT_KEPT in shown[parts.asked] and "<details" not in shown[parts.asked]
     assert len(shown[parts.said]["turns"][0]["groups"]) == 80
     shown = on.choose(SimpleNamespace(index=[0, 0]), request(), ids[:1], {})  # type: ignore[arg-type]
     assert shown[parts.asked] == run_html.UNKNOWN_PROMPT
     long = run_html.prompt(Asked("t", "", [("user", "a" * 30_000), ("user", "b" * 15_000)]))
     assert long.count("a") < 6_000 and "b" * 15_000 in long and "Only the last 20,000" in long
+
+
+def test_the_exact_prompt_is_told_while_its_model_is_loaded(
+    on: Handlers, session: Session, db: Database
+) -> None:
+    store = Traces(db, "local")
+    prompt = tuple(f"<|user|>{EVIL}<|end|>".encode())
+    run = Run("hd", "toy", "toy", {}, Prefill(9, 4), (step(0),))
+    known, other = (
+        store.save(replace(run, fingerprint=name), prompt=prompt) for name in ("toy", "other")
+    )
+    told = on.opened(store, known)[on.parts.asked]
+    assert "&lt;|user|&gt;&lt;img src=x" in told and "<img" not in told and "<details" in told
+    assert on.opened(store, other)[on.parts.asked] == run_html.UNKNOWN_PROMPT
+    gone_on = store.go_on(known, step(0), Part(1, "hd", "toy", "toy", {}, Prefill(9, 4)), prompt)
+    shown = on.opened(store, gone_on)
+    assert "It was continued once." in shown[on.parts.title]
+    assert shown[on.parts.asked] == run_html.UNKNOWN_PROMPT, "it is not known from its beginning"
+    assert "The last 20,000 of 20,001" in run_html.exact_prompt("a" * 20_001)
 
 
 def test_a_long_answer_is_shown_in_part(

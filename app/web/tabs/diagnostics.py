@@ -7,6 +7,7 @@ gets as much of a million steps as of a hundred.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -24,10 +25,10 @@ from app.web.token_view import token_view
 from app.web.verdicts import title_of
 from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, told
 from assets import ASSETS
-from engine.errors import StorageError
+from engine.errors import StorageError, StrataError
 from storage.conversations import Piece
 from storage.digests import NOTHING, Digest
-from storage.traces import Filter, Kind, Mark, Traces
+from storage.traces import Filter, Kind, Mark, Trace, Traces
 
 HEADERS = ["When", "From", "Method", "Model", "Tokens", "Tokens/s", "Tokens/step", "Speedup*"]
 STEP_HEADERS = ["Step", "Text", "From", "Accepted", "Depth", "Time"]
@@ -274,11 +275,22 @@ class Handlers:
         return {
             parts.shown: run_id,
             parts.title: run_html.heading(trace, run),
-            parts.asked: run_html.prompt(store.asked(run_id)),
+            parts.asked: run_html.prompt(store.asked(run_id), self.exact(store, trace)),
             parts.said: said(store, run_id),
             **dict(zip(parts.plots, figures, strict=True)),
             **self.at_step(store, run_id, 1),
         }
+
+    def exact(self, store: Traces, run: Trace) -> str | None:
+        """The prompt of a run as text, where its tokens are kept and its model is loaded."""
+        if run.fingerprint != self.session.current.info.fingerprint:
+            return None
+        begun = store.prompt(run.id)
+        if begun is None or begun[0]:
+            return None
+        with suppress(StrataError):
+            return self.session.engine.texts([begun[1]])[0]
+        return None
 
     def at_step(self, store: Traces, run_id: str, number: int) -> Updates:
         """One step of a run, and its neighbours."""
