@@ -17,7 +17,7 @@ from bench.options import print_record
 from engine.types import CONTEXT, MODEL, STATISTICS, TARGET, Learned, Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.traces import Traces
+from storage.traces import Filter, Traces
 
 OWNER = "local"
 SOURCES = (TARGET, CONTEXT, MODEL, STATISTICS)
@@ -73,7 +73,10 @@ def questions(db: Database) -> Mapping[str, Callable[[int], object]]:
         "search, words in none": lambda n: store.list("nowhere to be found", LISTED),
         "open a conversation, with its tokens": lambda n: store.messages(ids[n * 7 % len(ids)]),
         "history of the last runs": lambda n: traces.history(LISTED),
-        "a run with its steps, for its charts": lambda n: traces.load(runs[n]),
+        "a page of the runs by one method": lambda n: traces.page(Filter(method="hd"), 100 * n, 50),
+        "speed and speedup over all runs": lambda n: traces.trend(),
+        "charts of one run": lambda n: traces.digest(runs[n]),
+        "an answer is stored": lambda n: traces.save(answer(random.Random(n), 20)),
     }
 
 

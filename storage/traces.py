@@ -109,6 +109,8 @@ class Traces:
     KEPT = 2_000
     """The runs kept per owner, beside those of messages. Older ones are dropped with their steps.
     """
+    LOOKED_AT = 32
+    """Of those that are too old, as many are looked at when a run is saved."""
     PROMPTS = 200
     """The runs per owner of which the prompt's tokens are kept: 4 bytes each."""
 
@@ -377,12 +379,16 @@ class Traces:
         )
 
     def _drop_oldest(self, handle: sqlite_utils.Database) -> None:
-        """A message reads its tokens from its run, so that one lives as long as the message."""
+        """A message reads its tokens from its run, so that one lives as long as the message.
+
+        With each run that is saved one becomes too old, so the first of those that are will do. To
+        look at all of them took as long as an answer, where there were tens of thousands.
+        """
         handle.execute(
             "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE owner = ? "
-            "ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?) "
+            "ORDER BY created DESC, rowid DESC LIMIT ? OFFSET ?) "
             "AND NOT EXISTS (SELECT 1 FROM messages WHERE run = runs.id)",
-            [self._owner, self.KEPT],
+            [self._owner, self.LOOKED_AT, self.KEPT],
         )
 
 
