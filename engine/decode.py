@@ -49,17 +49,19 @@ def decode(
     cancelled: Callable[[], bool] = never,
     costs: CostCurve | None = None,
     text: TextStream | None = None,
+    likeliest: int = 0,
 ) -> Iterator[Event]:
     """Answer `prompt`, or go on with an answer that it ends in, whose text `text` has told: yields
     one Prefill, one Step per target forward, and Learned at the end.
 
     The last Step carries the reason it is the last; there is no Learned behind one that is empty,
     as nothing was answered. The drafters learn however the run ends. `costs` bounds what is
-    drafted, and learns from every step. The time a consumer takes between two events is not
-    counted. Raises PromptError when the prompt is empty or leaves no room for an answer.
+    drafted, and learns from every step. So many of the `likeliest` tokens are told at each place.
+    The time a consumer takes between two events is not counted. Raises PromptError when the prompt
+    is empty or leaves no room for an answer.
     """
     tokens = list(prompt)
-    answer = Answer(backend, tokens, generation, cancelled, text)
+    answer = Answer(backend, tokens, generation, cancelled, text, likeliest)
     drafters = drafters if backend.info.can_tree else ()
     controller = DraftController(drafters, drafting, backend.info.vocabulary_size, costs)
     pending = PendingTokens(drafters, tokens, controller)
@@ -235,6 +237,7 @@ class Answer:
         generation: Generation,
         cancelled: Callable[[], bool],
         text: TextStream | None = None,
+        likeliest: int = 0,
     ) -> None:
         context = backend.info.context_length
         if not prompt:
@@ -247,7 +250,7 @@ class Answer:
         self.eos_ids = backend.info.eos_ids
         self.text = text or TextStream(backend.detokenize, generation.stop)
         self.sampling = generation.sampling
-        self.cancelled = cancelled
+        self.cancelled, self.likeliest = cancelled, likeliest
         self.limit = min(len(prompt) + generation.max_tokens, context)
         self.at_limit: Finish = "context" if self.limit == context else "length"
         self.finish: Finish | None = None
@@ -282,6 +285,7 @@ class Answer:
                     tree.match_lengths[rows[i]] if drafted else 0,
                     piece,
                     scores.probability(before, token),
+                    tuple(scores.likeliest(before, self.likeliest)) if self.likeliest else (),
                 )
             )
             if self.finish is not None:

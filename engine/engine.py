@@ -50,13 +50,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An answer that is wanted: to `messages`, or to a `prompt` of tokens.
+    """An answer that is wanted: to `messages`, or what follows a `text`, or a `prompt` of tokens.
 
     It goes on behind what was `said` of it, in tokens of the model with the fingerprint `speaker`,
     or behind what it has `begun` with, a text.
     It is drafted from what belongs to `owner` and `conversation`, and both learn from it; "" is no
     conversation, of which nothing is kept. `profile` is that of the loaded draft models, where
-    `method` needs one. Whose turn it is goes by the owner.
+    `method` needs one. Whose turn it is goes by the owner. So many of the `likeliest` tokens are
+    told at each place.
     """
 
     messages: tuple[Message, ...] = ()
@@ -70,6 +71,8 @@ class Request:
     said: tuple[int, ...] = ()
     speaker: str = ""
     begun: str = ""
+    text: str = ""
+    likeliest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ from engine.loaded import NO_MODEL, Costs, Loaded, no_model
 from engine.methods import METHODS
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
+from engine.prompt import splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
@@ -222,8 +223,8 @@ class Local:
             drafters = self.drafters(request, conversation.databases, stream, target, drafts)
             curve = loaded.curve_of(method) if drafters else None
             yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, told)
-            drafting = method.drafting
-            events = decode(target, known, drafters, generation, drafting, cancelled, curve, text)
+            how = method.drafting, cancelled, curve, text, request.likeliest
+            events = decode(target, known, drafters, generation, *how)
             try:
                 for event in events:
                     if isinstance(event, Step):
@@ -268,6 +269,9 @@ class Local:
             else:
                 prompt, dropped = chat.fit(request.messages, request.begun)
             self.expect(conversation, prompt, request)
+        elif request.text:
+            begin = self.loaded.backend.info.begin
+            prompt = splice(self.loaded.backend, begin + request.text, chat.tokens)
         info, length = self.loaded.backend.info, len(prompt) + len(request.said)
         if request.said and length >= info.context_length:
             raise PromptError(
@@ -280,7 +284,7 @@ class Local:
     def text_of(self, request: Request, prompt: Sequence[int]) -> tuple[TextStream, str]:
         """The text of an answer as far as it is there already, and what it has told of it."""
         detokenize, stop = self.loaded.backend.detokenize, request.generation.stop
-        if request.begun:
+        if request.begun or request.text:
             return behind(detokenize, stop, prompt), ""
         return resumed(detokenize, stop, request.said)
 

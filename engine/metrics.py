@@ -11,6 +11,7 @@ for the figures costs as much as there are sources, however many steps there wer
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from engine.types import Event, Learned, Prefill, Run, Step
 
@@ -20,11 +21,14 @@ class Metrics:
     """One run's figures; times in seconds. `share` and `rate` are per source.
 
     `levels` says of each draft model how many forwards it made, and how many tokens were drafted
-    for it and accepted by it. `plain_seconds` is what plain decoding would have taken for these
-    tokens at the load that the machine had, None where a step does not know, and
-    `plain_prefill_seconds` the same for the prompt; `plain_steps` are the steps that drafted
-    nothing. `resumed_seconds` is what reading took again where an answer was gone on with: it is
-    in no other figure, as one that is not interrupted does not need it.
+    for it and accepted by it. Of the steps that drafted, `kept_lengths` counts those that kept so
+    many drafted tokens; `by_depth` holds the (drafted, kept) tokens of depth 1, 2, ...
+
+    `plain_seconds` is what plain decoding would have taken for these tokens at the load that the
+    machine had, None where a step does not know, and `plain_prefill_seconds` the same for the
+    prompt; `plain_steps` are the steps that drafted nothing. `resumed_seconds` is what reading took
+    again where an answer was gone on with: it is in no other figure, as one that is not interrupted
+    does not need it.
     """
 
     tokens: int
@@ -50,6 +54,8 @@ class Metrics:
     plain_seconds: float | None = None
     plain_steps: int = 0
     resumed_seconds: float = 0.0
+    kept_lengths: Mapping[int, int] = field(default_factory=dict)
+    by_depth: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens_per_second(self) -> float:
@@ -92,6 +98,8 @@ class Tally:
         self.proposed: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
+        self.kept_lengths: Counter[int] = Counter()
+        self.by_depth: list[tuple[int, int]] = []
         self.look_ups: dict[str, float] = {}
         self.levels: dict[str, tuple[int, int, int]] = {}
 
@@ -115,7 +123,12 @@ class Tally:
         emitted = len(step.tokens)
         self.tokens += emitted
         self.several += emitted if emitted > 1 else 0
-        self.plain_steps += not any(step.proposed.values())
+        if any(step.proposed.values()):
+            self.kept_lengths[sum(step.accepted.values())] += 1
+        else:
+            self.plain_steps += 1
+        depths = zip_longest(self.by_depth, step.by_depth, fillvalue=(0, 0))
+        self.by_depth = [(a + c, b + d) for (a, b), (c, d) in depths]
         self.lengths[emitted] += 1
         self.sources.update(token.source for token in step.tokens)
         self.proposed.update(step.proposed)
@@ -165,6 +178,8 @@ class Tally:
             plain_seconds=self.plain_seconds,
             plain_steps=self.plain_steps,
             resumed_seconds=self.resumed_seconds,
+            kept_lengths=dict(sorted(self.kept_lengths.items())),
+            by_depth=tuple(self.by_depth),
         )
 
 

@@ -153,7 +153,8 @@ class Token:
 
     `source` is the tier that drafted it, "draft:<model>", or "target" (bonus, corrected or plain).
     `text` is the text that it completes: "" while a UTF-8 sequence or a stop string is pending.
-    `probability` is the target's own, from the logits before any sampler setting.
+    `probability` is the target's own, from the logits before any sampler setting; `likeliest` are
+    the likeliest tokens at its place with theirs, where they were asked for.
     """
 
     id: int
@@ -162,6 +163,7 @@ class Token:
     match_length: int = 0
     text: str = ""
     probability: float = field(default=0.0, compare=False)
+    likeliest: tuple[tuple[int, float], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ class BackendInfo:
     `threads` compute on the host, 0 where that does not matter. `tokenizer_type` is how the
     vocabulary splits text ("BPE", "Unigram", ...). `leaves` is how many branches a tree may have,
     None for any number; 1 means that only chains are verified. `sampling` is what the model's
-    makers recommend, where they do.
+    makers recommend, where they do. `begin` is the token that a text begins with, as text, "" where
+    the model wants none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class BackendInfo:
     memory_bytes: int = 0
     note: str = ""
     sampling: Sampling = Sampling()
+    begin: str = ""
 
 
 class Filled(NamedTuple):
@@ -68,6 +70,9 @@ class Scores(Protocol):
 
     def probability(self, row: int, token: int) -> float:
         """The target's unwarped probability of `token` after `row`."""
+
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        """So many of the likeliest tokens after `row` with these probabilities, in falling order."""
 
 
 class Backend(Protocol):

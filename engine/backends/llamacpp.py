@@ -67,6 +67,8 @@ class Vocabulary:
         self.texts = texts[:used]
         eog = llama_cpp.llama_vocab_is_eog
         self.ends = frozenset(token for token in range(self.size) if eog(self.raw, token))
+        begins = llama_cpp.llama_vocab_get_add_bos(self.raw)
+        self.begin = self.special(llama_cpp.llama_vocab_bos(self.raw)) if begins else ""
 
     def attributes(self, token: int) -> int:
         """The token's flags, LLAMA_TOKEN_ATTR_*."""
@@ -295,11 +297,9 @@ class LlamaCppBackend:
         It begins with the token that begins a text, where the file asks for one and its template
         does not write it.
         """
-        raw = self.tokens.raw
-        begin = self.tokens.special(llama_cpp.llama_vocab_bos(raw))
+        begin = self.tokens.begin
         text = conversation(messages, self.template, "", self.info.name)
-        asked = llama_cpp.llama_vocab_get_add_bos(raw) and not text.startswith(begin)
-        return begin + text if asked else text
+        return text if text.startswith(begin) else begin + text
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         wanted = list(tokens[:-1])

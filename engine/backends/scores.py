@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from engine.sampling import Choice, Floats, distribution, select
 from engine.settings import Sampling
 
@@ -40,3 +42,9 @@ class LogitScores:
 
     def probability(self, row: int, token: int) -> float:
         return self.selected(row).probability(float(self.row(row)[token]))
+
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        logits, choice = self.row(row), self.selected(row)
+        best = np.argpartition(logits, -count)[-count:] if count < logits.size else logits.argsort()
+        ranked = sorted(best.tolist(), key=lambda token: (-logits[token], token))
+        return [(token, choice.probability(float(logits[token]))) for token in ranked]

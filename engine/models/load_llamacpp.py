@@ -165,6 +165,7 @@ def describe(
         memory_bytes=llama_cpp.llama_model_size(model),
         note=f"{name} decodes plainly: {problem}." if problem else "",
         sampling=recommended(model),
+        begin=vocabulary.begin,
     )
 
 

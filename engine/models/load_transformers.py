@@ -187,7 +187,15 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         parameters=sum(p.numel() for p in model.parameters()),
         memory_bytes=weights,
         note=note if plainly or chains else "",
+        begin=begin_of(tokenizer),
     )
+
+
+def begin_of(tokenizer: Any) -> str:
+    """The token that a text begins with, where the tokenizer adds one."""
+    token = tokenizer.bos_token_id
+    added = token is not None and list(tokenizer.encode("a"))[:1] == [token]
+    return str(tokenizer.bos_token) if added else ""
 
 
 def counts_rows(config: Any, context_length: int) -> bool:

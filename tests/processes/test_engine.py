@@ -297,6 +297,29 @@ def test_a_prompt_of_tokens_is_answered_as_the_messages_that_it_was_made_of(
     assert of(Started, second)[0].prompt == of(Started, first)[0].prompt
 
 
+def test_a_text_is_gone_on_with_as_its_tokens_are_and_read_once(engine: Engine) -> None:
+    text = "once upon a time"
+    first = run(engine, asking("plain", messages=(), text=text, conversation="c"))
+    (started,) = of(Started, first)
+    assert bytes(started.prompt).decode() == text
+    again = run(engine, asking("plain", messages=(), prompt=started.prompt))
+    assert of(Step, again) == of(Step, first)
+    longer = text + "".join(token.text for token in said(first))
+    (prefill,) = of(Prefill, run(engine, asking(messages=(), text=longer, conversation="c")))
+    assert prefill.reused >= of(Prefill, first)[0].tokens + len(said(first)) - 2
+
+
+def test_the_likeliest_tokens_are_told_at_each_place_and_change_nothing(engine: Engine) -> None:
+    plain, told = run(engine, asking("plain")), run(engine, asking("hd", likeliest=3))
+    assert [token.id for token in said(plain)] == [token.id for token in said(told)]
+    assert {len(token.likeliest) for token in said(told)} == {3}
+    assert not any(token.likeliest for token in said(plain))
+    for token in said(told):
+        shares = [share for _, share in token.likeliest]
+        assert shares == sorted(shares, reverse=True) and token.probability <= shares[0]
+        assert dict(token.likeliest).get(token.id, token.probability) == token.probability
+
+
 def test_a_second_turn_reads_its_new_words_alone(engine: Engine) -> None:
     first = run(engine, asking(conversation="c"))
     answer = engine.texts([[token.id for token in said(first)]])[0]

@@ -36,3 +36,19 @@ def test_a_row_is_read_and_chosen_from_once(
             assert scores.probability(row, 7) == pytest.approx(shares[7], rel=1e-5)
             assert (scores.distribution(row) == distribution(ROWS[row], sampling)).all()
     assert read == [2, 0] and selected == [6, 4]
+
+
+@pytest.mark.parametrize("count", [1, 5, 500, 900])
+def test_the_likeliest_tokens_come_in_falling_order(count: int) -> None:
+    scores = LogitScores(lambda row: ROWS[row], [4, 5, 6], Sampling(0.7, top_k=3))
+    shares = probabilities(ROWS[1])
+    found = scores.likeliest(1, count)
+    assert [token for token, _ in found] == np.argsort(-shares, kind="stable")[:count].tolist()
+    assert [share for _, share in found] == pytest.approx(
+        [float(shares[token]) for token, _ in found], rel=1e-5
+    )
+
+
+def test_of_two_that_are_as_likely_the_first_comes_first() -> None:
+    scores = LogitScores(lambda row: np.zeros(4, np.float32), [1], Sampling())
+    assert scores.likeliest(0, 9) == [(token, 0.25) for token in range(4)]

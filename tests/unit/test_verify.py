@@ -54,6 +54,9 @@ class Table:
     def probability(self, row: int, token: int) -> float:
         return float(self.laws[row][token])
 
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        raise NotImplementedError
+
 
 def certain(token: int, size: int = SYMBOLS) -> Law:
     return np.eye(size)[token]
