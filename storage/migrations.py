@@ -273,6 +273,23 @@ CREATE TABLE prompts (
 """,
     ),
     (
+        # A key itself is not stored: who reads this file cannot use it.
+        "0012-api-keys",
+        """
+CREATE TABLE api_keys (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    digest BLOB NOT NULL UNIQUE,
+    created REAL NOT NULL,
+    used REAL
+);
+CREATE TABLE switches (
+    name TEXT PRIMARY KEY,
+    is_on INTEGER NOT NULL
+);
+""",
+    ),
+    (
         # Where a conversation stands in the list.
         "0016-folders",
         """
