@@ -1,14 +1,17 @@
 """The command line: what may be said.
 
-Imports nothing heavy, so that `--help` answers at once.
+`strata` opens the page, `strata serve` serves other programs alone, `strata keys` manages their
+keys. Imports nothing heavy, so that `--help` answers at once.
 """
 
 import argparse
 import ipaddress
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from assets import ASSETS
 from engine.errors import SettingError
@@ -21,11 +24,16 @@ EMBEDDED_DRAFTS = ("mid", "small")
 FLAGS = {"context_length": "--context"}
 """Options whose names are not those of their settings."""
 FIRST_PORT, PORTS_TRIED = 7860, 20
+DATA_HELP = "where conversations and databases are kept"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A checked command line. `made_up` says that the password was not chosen by the user."""
+    """A checked command line. `made_up` says that the password was not chosen by the user.
+
+    `page` is whether there is one, `api` whether other programs may ask; `origins` are those of
+    pages elsewhere that may.
+    """
 
     model: str
     data_dir: Path | None
@@ -38,6 +46,9 @@ class Options:
     browser: bool
     runtime: Runtime = Runtime()
     drafts: tuple[str, ...] = ()
+    page: bool = True
+    api: bool = False
+    origins: tuple[str, ...] = ()
 
     @property
     def public(self) -> bool:
@@ -45,11 +56,58 @@ class Options:
         return self.share or not is_local(self.host)
 
 
+SERVE, KEYS = "serve", "keys"
+"""Commands, the first word of a command line. Without one the page opens."""
+COMMANDS = f"""commands:
+  {SERVE:<8} answer other programs, as OpenAI's API does, without a page (strata {SERVE} --help)
+  {KEYS:<8} make, list and revoke the keys of other programs (strata {KEYS} --help)
+"""
+
+
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line; exits with status 2 and one clear line when it makes no sense."""
+    """Read the command line of a server; exits with status 2 and one clear line when it makes no
+    sense."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    page = words[:1] != [SERVE]
+    parser = parser_of(page)
+    given = parser.parse_args(words if page else words[1:])
+    auth = given.auth if page else None
+    user, colon, password = (auth or "").partition(":")
+    if auth is not None and not (user and colon and password):
+        parser.error(f"--auth {auth!r} is not of the form USER:PASSWORD. Give both parts.")
+    try:
+        runtime = runtime_of(given)
+    except SettingError as error:
+        parser.error(str(error))
+    share = page and given.share
+    public = share or not is_local(given.host)
+    made_up = page and public and auth is None
+    return Options(
+        model=given.model,
+        data_dir=given.data_dir,
+        host=given.host,
+        port=given.port,
+        share=share,
+        user="guest" if made_up else user or None,
+        password=secrets.token_urlsafe(12) if made_up else password or None,
+        made_up=made_up,
+        browser=page and not given.no_browser,
+        runtime=runtime,
+        drafts=tuple(source.strip() for source in given.drafts.split(",") if source.strip()),
+        page=page,
+        api=not page or given.api,
+        origins=tuple(given.api_origin),
+    )
+
+
+def parser_of(page: bool) -> argparse.ArgumentParser:
+    """What reads the command line of a server, with its page or without."""
+    what = "a chat app that shows, token by token, why its model answers faster"
     parser = argparse.ArgumentParser(
-        prog="strata",
-        description="Strata: a chat app that shows, token by token, why its model answers faster.",
+        prog="strata" if page else f"strata {SERVE}",
+        description=f"Strata: {what}." if page else "Answers other programs, as OpenAI's API does.",
+        epilog=COMMANDS if page else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add(
@@ -66,36 +124,50 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         metavar="PATH|ID[,PATH|ID...]",
         help="draft models to load with it (default: those that were chosen in the Stack tab)",
     )
-    add("--data-dir", type=Path, metavar="DIR", help="where conversations and databases are kept")
+    add("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port_number, help=f"default: the first free one from {FIRST_PORT}; 0: any")
-    add("--share", action="store_true", help="make a public link; always asks for a password")
-    add("--auth", metavar="USER:PASSWORD", help="ask for this name and password")
-    add("--no-browser", action="store_true", help="do not open a browser window")
-    add("--version", action="version", version=f"strata {__version__}")
-    given = parser.parse_args(arguments)
-    user, colon, password = (given.auth or "").partition(":")
-    if given.auth is not None and not (user and colon and password):
-        parser.error(f"--auth {given.auth!r} is not of the form USER:PASSWORD. Give both parts.")
-    try:
-        runtime = runtime_of(given)
-    except SettingError as error:
-        parser.error(str(error))
-    public = given.share or not is_local(given.host)
-    made_up = public and given.auth is None
-    return Options(
-        model=given.model,
-        data_dir=given.data_dir,
-        host=given.host,
-        port=given.port,
-        share=given.share,
-        user="guest" if made_up else user or None,
-        password=secrets.token_urlsafe(12) if made_up else password or None,
-        made_up=made_up,
-        browser=not given.no_browser,
-        runtime=runtime,
-        drafts=tuple(source.strip() for source in given.drafts.split(",") if source.strip()),
+    if page:
+        add("--share", action="store_true", help="make a public link; always asks for a password")
+        add("--auth", metavar="USER:PASSWORD", help="ask for this name and password")
+        add("--no-browser", action="store_true", help="do not open a browser window")
+        add("--api", action="store_true", help="answer other programs as well, at /v1")
+    add(
+        "--api-origin",
+        action="append",
+        default=[],
+        type=origin,
+        metavar="ORIGIN",
+        help="let pages of another origin, such as http://localhost:3000, ask the API with a key",
     )
+    add("--version", action="version", version=f"strata {__version__}")
+    return parser
+
+
+@dataclass(frozen=True, slots=True)
+class KeysAsked:
+    """What is wanted of the keys: "list", or "make" or "revoke" with a `word`, a name or an id."""
+
+    command: str
+    word: str
+    data_dir: Path | None
+
+
+def parse_keys(arguments: Sequence[str]) -> KeysAsked:
+    """Read what follows `strata keys`."""
+    parser = argparse.ArgumentParser(
+        prog=f"strata {KEYS}", description="The keys with which other programs use the API."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="their names, and when they were used last")
+    making = commands.add_parser("make", help="make one; it is printed this once")
+    making.add_argument("word", metavar="NAME", help="such as the program that will use it")
+    revoking = commands.add_parser("revoke", help="take one back")
+    revoking.add_argument("word", metavar="ID", help="as the list shows it")
+    for each in (listing, making, revoking):
+        each.add_argument("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
+    given = parser.parse_args(arguments)
+    return KeysAsked(given.command, getattr(given, "word", ""), given.data_dir)
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +195,16 @@ def port_number(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port. Give a number from 0 to 65535.")
     return int(text)
+
+
+def origin(text: str) -> str:
+    """The origin of pages: a scheme and a host, and nothing behind them."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or text != f"{parts.scheme}://{parts.netloc}":
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an origin. Give one such as http://localhost:3000."
+        )
+    return text.lower()
 
 
 def is_local(host: str) -> bool:

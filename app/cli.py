@@ -1,4 +1,5 @@
-"""What `strata` and `python app.py` do: parse, open the storage, serve the page, load the model."""
+"""What `strata` and `python app.py` do: parse, open the storage, serve the page or the API, load
+the model."""
 
 import os
 import sys
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.arguments import Options, parse
+from app.arguments import KEYS, KeysAsked, Options, parse, parse_keys
 from assets import ASSETS
 from engine.errors import StrataError
 
@@ -32,11 +33,14 @@ Threads: one per physical core. Helpers that wait for a core the browser uses st
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted; 2 when something has to be put right first."""
-    options = parse(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        serve(options)
+        if words[:1] == [KEYS]:
+            manage_keys(parse_keys(words[1:]))
+        else:
+            serve(parse(words))
     except StrataError as error:
         print(f"strata: {error}", file=sys.stderr)
         return 2
@@ -48,15 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: Options) -> None:
     """Everything in its order: the slow imports wait until the command line made sense. The model
     is read in the engine's process meanwhile, and the page says how far that is."""
-    from platformdirs import user_data_path
-
-    from app.web.gradio_import import skip_stubs
     from engine.models.loaders import check_there
     from storage import leftovers
     from storage.database import Database
 
     check_there(options.model)
-    folder = options.data_dir or user_data_path("strata", appauthor=False)
+    folder = folder_of(options.data_dir)
     with ExitStack() as stack, Database(folder / "strata.db") as database:
         leftovers.clean(database, folder)
         session = session_of(options, folder, database, stack)
@@ -64,23 +65,87 @@ def serve(options: Options) -> None:
         loading = models.start(options.model, options.runtime, options.drafts)
         tell(database.notices)
         threading.Thread(target=load, args=(models, loading), daemon=True).start()
-        os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
-        skip_stubs()
-        from app.web import downloads, layout, revisions, server, stream, vendor
+        if options.page:
+            serve_page(options, folder, database, session)
+        else:
+            serve_api(options, session)
 
-        port = server.pick_port(options.host, options.port)
-        blocks = layout.build(session, database.notices, options.password is not None)
-        routes = [
-            *stream.routes(session.generations),
-            *revisions.routes(session),
-            *downloads.routes(session.downloads),
-            *vendor.routes(),
-        ]
-        address = server.launch(blocks, options, port, routes)
-        if options.made_up:
-            print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
-        print(f"Strata is ready at {address}", flush=True)
-        blocks.block_thread()
+
+def folder_of(given: Path | None) -> Path:
+    """Where everything is kept."""
+    from platformdirs import user_data_path
+
+    return given or user_data_path("strata", appauthor=False)
+
+
+def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:
+    """The page, and the API beside it."""
+    from app.api.build import api_of
+    from app.web.gradio_import import skip_stubs
+    from storage import leftovers
+
+    os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
+    skip_stubs()
+    from app.web import downloads, layout, revisions, server, stream, vendor
+
+    port = server.pick_port(options.host, options.port)
+    blocks = layout.build(session, database.notices, options.password is not None)
+    routes = [
+        *stream.routes(session.generations),
+        *revisions.routes(session),
+        *downloads.routes(session.downloads),
+        *vendor.routes(),
+        *api_of(session, options).routes,
+    ]
+    address = server.launch(blocks, options, port, routes)
+    if options.made_up:
+        print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
+    print(f"Strata is ready at {address}", flush=True)
+    if options.api:
+        tell_of_keys(options, database)
+        print(f"Its API is at {address.rstrip('/')}/v1", flush=True)
+    blocks.block_thread()
+
+
+def serve_api(options: Options, session: "Session") -> None:
+    """The API alone."""
+    from app.api import server
+    from app.api.build import api_of
+    from app.http.ports import pick_port
+
+    port = pick_port(options.host, options.port)
+    tell_of_keys(options, session.database)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    ready = f"Strata's API is ready at http://{host}:{port}/v1"
+    server.serve(options, port, api_of(session, options).routes, ready)
+
+
+def tell_of_keys(options: Options, database: "Database") -> None:
+    """Say it where nobody could ask: others can come in, and there is no key."""
+    from storage.api_keys import ApiKeys
+
+    if options.public and not ApiKeys(database).list():
+        tell(["Nobody can use the API yet, as there is no key. Make one: strata keys make NAME"])
+
+
+def manage_keys(asked: KeysAsked) -> None:
+    """What `strata keys` does. Raises StrataError."""
+    from datetime import datetime
+
+    from storage.api_keys import ApiKeys
+    from storage.database import Database
+
+    with Database(folder_of(asked.data_dir) / "strata.db") as database:
+        keys = ApiKeys(database)
+        if asked.command == "make":
+            key, secret = keys.make(asked.word)
+            print(f"The key {key.name!r} is shown this once. Keep it:\n{secret}")
+        elif asked.command == "revoke":
+            print(f"The key {keys.revoke(asked.word).name!r} opens nothing any more.")
+        else:
+            for key in keys.list():
+                used = f"{datetime.fromtimestamp(key.used):%Y-%m-%d %H:%M}" if key.used else "never"
+                print(f"{key.id}  {key.name}  last used: {used}")
 
 
 def session_of(options: Options, folder: Path, database: "Database", stack: ExitStack) -> "Session":

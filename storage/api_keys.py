@@ -23,6 +23,8 @@ USED_SECONDS = 60.0
 """A key's last use is stored once in so many seconds."""
 API = "api"
 """The switch of the whole API."""
+KEYLESS = "api"
+"""The owner of what programs without a key teach. No guest can be it: theirs have a colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class ApiKey:
     name: str
     created: float
     used: float | None
+
+    @property
+    def owner(self) -> str:
+        """Whose it is what this key is used for: nobody else's."""
+        return f"{KEYLESS}-{self.id}"
 
 
 class ApiKeys:
@@ -90,7 +97,10 @@ class ApiKeys:
                 handle.execute("UPDATE api_keys SET used = ? WHERE id = ?", [now, key.id])
 
     def revoke(self, key_id: str) -> ApiKey:
-        """Take a key back. It and its name mean nothing from now on. Raises SettingError."""
+        """Take a key back: it opens nothing from now on, and what it taught is forgotten.
+
+        Raises SettingError.
+        """
         found = next((key for key in self.list() if key.id == key_id), None)
         if found is None:
             raise SettingError(
@@ -98,6 +108,11 @@ class ApiKeys:
             )
         with self._db.write() as handle:
             handle.execute("DELETE FROM api_keys WHERE id = ?", [key_id])
+            for table in ("answers", "calibrations"):  # the n-grams go with the answers
+                handle.execute(
+                    f"DELETE FROM {table} WHERE owner = (SELECT id FROM owners WHERE name = ?)",
+                    [found.owner],
+                )
         return found
 
     @property

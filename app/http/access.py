@@ -6,11 +6,16 @@ serves dozens more, which fetch addresses, hand out files or end sessions; they 
 Does our own page ask? Browsers say from where a request comes (`Origin`) and what for
 (`Sec-Fetch-*`), and no page can make them lie. All answers forbid frames, foreign contents and
 foreign readers.
+
+Other programs have routes of their own (`PROGRAMS`): they name no origin, and show a key instead
+(app/api/gate.py). A page of another origin may ask there only where the owner of this server named
+it, and then needs a key as well.
 """
 
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
@@ -18,6 +23,7 @@ from urllib.parse import urlsplit
 from app.arguments import is_local
 from app.http.asgi import App, Headers, Message, Pairs, Receive, Send, answer
 from app.http.login import LogIns
+from app.http.problems import encoded, problem
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
@@ -41,25 +47,40 @@ HEADERS = (
 MEGABYTE = 2**20
 MAX_UPLOAD, GUESTS_UPLOAD = 128 * MEGABYTE, 32 * MEGABYTE
 """An export of thousands of conversations is large; reading it takes several times its size."""
+MAX_REQUEST = 8 * MEGABYTE
+"""Of another program: more than any context holds."""
+CORS: Pairs = (
+    (b"access-control-allow-methods", b"GET, POST"),
+    (b"access-control-allow-headers", b"authorization, content-type"),
+    (b"access-control-max-age", b"600"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Paths that the page needs. `wanted` is what a browser may want them for (the value of
-    Sec-Fetch-Dest; all when empty); `longest` is how many bytes may be sent there."""
+    """Paths that the page needs, or other `programs`. `wanted` is what a browser may want them for
+    (the value of Sec-Fetch-Dest; all when empty); `longest` is how many bytes may be sent there."""
 
     methods: frozenset[str]
     path: re.Pattern[str]
     wanted: str = ""
     longest: int = 0
+    programs: bool = False
 
 
-def route(methods: str, path: str, wanted: str = "", longest: int = 0) -> Route:
+def route(
+    methods: str, path: str, wanted: str = "", longest: int = 0, programs: bool = False
+) -> Route:
     """A route from plain words."""
-    return Route(frozenset(methods.split()), re.compile(path), wanted, longest)
+    return Route(frozenset(methods.split()), re.compile(path), wanted, longest, programs)
 
 
 PAGE = route("GET HEAD", "/", "document")
+PROGRAMS = (
+    route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
+    route("POST", r"/v1/(?:chat/)?completions", longest=MAX_REQUEST, programs=True),
+)
+"""What other programs ask for. Whether they may, app/api/gate.py says."""
 ROUTES = (
     PAGE,
     route("GET", r"/(?:assets|static)/[\w./-]+|/(?:gradio_api/)?theme\.css"),
@@ -70,6 +91,7 @@ ROUTES = (
     route("POST", r"/gradio_api/queue/join", "empty", 8 * MEGABYTE),
     route("POST", r"/gradio_api/upload", "empty", MAX_UPLOAD + MEGABYTE),
     route("POST", r"/log(?:in|out)", "empty", 8192),
+    *PROGRAMS,
 )
 """All that exists. What changes or tells something is asked for by the page's script alone: its
 `wanted` shuts out images, forms and links that an answer or an import brings."""
@@ -138,10 +160,19 @@ def is_address(host: str, port: int) -> bool:
 
 
 class Access:
-    """See the module's docstring. `log_ins` lets in and out where a password is asked for."""
+    """See the module's docstring. `log_ins` lets in and out where a password is asked for; pages of
+    these `origins` may ask what `routes` offer to programs."""
 
-    def __init__(self, app: App, hosts: Hosts, log_ins: LogIns) -> None:
+    def __init__(
+        self,
+        app: App,
+        hosts: Hosts,
+        log_ins: LogIns,
+        routes: Sequence[Route] = ROUTES,
+        origins: Sequence[str] = (),
+    ) -> None:
         self.app, self.hosts, self.log_ins = app, hosts, log_ins
+        self.routes, self.origins = routes, frozenset(origins)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -150,18 +181,27 @@ class Access:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = Headers(scope["headers"])
+        headers, method, path = Headers(scope["headers"]), scope["method"], scope["path"]
+        origin = headers.one("origin") if for_programs(path) else ""
+        named = origin if origin in self.origins else ""
+        asks_first = bool(named) and method == "OPTIONS"
+        if asks_first:
+            method = headers.one("access-control-request-method")
         secure = (self.hosts.origin(headers.one("host")) or "").startswith("https:")
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = kept_to_itself(message.get("headers", ()), secure)
+                kept = kept_to_itself(message.get("headers", ()), secure)
+                message["headers"] = [*kept, *opened(named)]
             await send(message)
 
         try:
-            check(self.hosts, scope["method"], scope["path"], headers)
+            check(self.hosts, method, path, headers, self.routes, named)
         except Refusal as refusal:
-            await answer(sealed, refusal.status, refusal.words)
+            await refuse(sealed, path, refusal)
+            return
+        if asks_first:
+            await answer(sealed, 200, "")
             return
         if scope["path"] == "/":
             scope["query_string"] = b""
@@ -173,8 +213,38 @@ class Access:
             await self.app(scope, receive, sealed)
 
 
-def check(hosts: Hosts, method: str, path: str, headers: Headers) -> None:
-    """Raises Refusal for a request that our page would not send."""
+def for_programs(path: str) -> bool:
+    """Whether other programs ask for it, and read errors in a shape of their own."""
+    return path.startswith("/v1/") or path in ("/v1", "/metrics", "/health")
+
+
+async def refuse(send: Send, path: str, refusal: Refusal) -> None:
+    """Tell who asked."""
+    if not for_programs(path):
+        await answer(send, refusal.status, refusal.words)
+        return
+    body = encoded(problem(refusal.status, refusal.words)).decode()
+    await answer(send, refusal.status, body, kind=b"application/json")
+
+
+def opened(origin: str) -> list[tuple[bytes, bytes]]:
+    """The headers that let a page of this origin read an answer."""
+    if not origin:
+        return []
+    named = (b"access-control-allow-origin", origin.encode("latin-1"))
+    return [named, (b"vary", b"origin"), *CORS]
+
+
+def check(
+    hosts: Hosts,
+    method: str,
+    path: str,
+    headers: Headers,
+    routes: Sequence[Route] = ROUTES,
+    named: str = "",
+) -> None:
+    """Raises Refusal for a request that neither our page would send nor a program. `named` is the
+    foreign origin that asks, where it may."""
     own = hosts.origin(headers.one("host"))
     if own is None:
         raise Refusal(
@@ -184,11 +254,12 @@ def check(hosts: Hosts, method: str, path: str, headers: Headers) -> None:
             "that was given with --host, or the link of --share. The port must be "
             f"{hosts.port} on both sides of a forwarding.",
         )
-    found = next((r for r in ROUTES if method in r.methods and r.path.fullmatch(path)), None)
+    found = next((r for r in routes if method in r.methods and r.path.fullmatch(path)), None)
     if found is None or ".." in path:
         raise Refusal(404, f"There is nothing at {path!r} to {method}.")
-    check_source(found, method, own, headers)
-    if found.longest:
+    if not named:
+        check_source(found, method, own, headers)
+    if found.longest and not (found.programs and not headers.has("content-length")):
         check_length(found.longest, headers)
 
 
@@ -203,7 +274,8 @@ def check_source(found: Route, method: str, own: str, headers: Headers) -> None:
         raise Refusal(403, f"Only pages of {own} may ask for this.")
     if headers.has("sec-fetch-dest") and found.wanted not in ("", wanted):
         raise Refusal(403, f"This is not there to be shown as {wanted!r}.")
-    if method == "POST" and not headers.has("origin") and site != "same-origin":
+    names_itself = headers.has("origin") or site == "same-origin"
+    if method == "POST" and not names_itself and not found.programs:
         raise Refusal(403, f"Only the page itself may send this. Open {own} in a browser.")
 
 

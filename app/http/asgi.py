@@ -26,11 +26,16 @@ class Headers:
         return any(key == name.encode() for key, _ in self.raw)
 
 
-async def answer(send: Send, status: int, words: str, headers: Pairs = ()) -> None:
+PLAIN = b"text/plain; charset=utf-8"
+
+
+async def answer(
+    send: Send, status: int, words: str, headers: Pairs = (), kind: bytes = PLAIN
+) -> None:
     """A short text as the whole answer."""
     body = words.encode("utf-8", "replace")
     fixed = [
-        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-type", kind),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
     ]

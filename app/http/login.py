@@ -74,8 +74,8 @@ class Attempts:
         return self.slowing.wait(self.count)
 
 
-class LogIns:
-    """Lets in and out. `tokens` are the sessions that Gradio knows, by what their cookies hold."""
+class Throttle:
+    """Slows attempts down, by the address that they come from and all together."""
 
     SOURCES = 1024
 
@@ -97,10 +97,19 @@ class LogIns:
         now = self.clock()
         return max(attempts.add(now), self.all.add(now))
 
-    async def enter(self, app: App, scope: Message, receive: Receive, send: Send) -> None:
-        """Let the app look at an attempt once it has waited; success forgets its source's."""
+    async def slow(self, scope: Message) -> str:
+        """Have an attempt wait; returns the address that it comes from."""
         source = str((scope.get("client") or ("",))[0])
         await self.sleep(self.wait(source))
+        return source
+
+
+class LogIns(Throttle):
+    """Lets in and out. `tokens` are the sessions that Gradio knows, by what their cookies hold."""
+
+    async def enter(self, app: App, scope: Message, receive: Receive, send: Send) -> None:
+        """Let the app look at an attempt once it has waited; success forgets its source's."""
+        source = await self.slow(scope)
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:

@@ -22,6 +22,7 @@ from app.service.latest import Latest
 from app.service.learned import PastAnswersStore
 from app.service.models import Models
 from app.service.notices import Notices
+from app.service.programs import Programs
 from app.service.proofs import Proofs
 from app.service.revival import Revival, end_hung
 from app.service.statistics_files import StatisticsFiles
@@ -102,6 +103,9 @@ class Session:
         )
         self.generations = Generations(self.answering.answer, self.tasks.wanted)
         self.watches = Watches()
+        self.programs = Programs(
+            engine, database, self.tasks, self.current, self.stacks, self.stores
+        )
         engine.watch = self.follow
         self.follow(engine.state)
 

@@ -1,6 +1,5 @@
 """Serving the interface: a free port, every request checked first, no surprises."""
 
-import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,15 +8,16 @@ from gradio.routes import App, ORJSONResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from app.arguments import FIRST_PORT, PORTS_TRIED, Options
+from app.arguments import Options
 from app.http.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts
 from app.http.login import Gate, LogIns
+from app.http.ports import pick_port
 from app.web import layout
 from app.web.gradio_queue import EventQueue
 from assets import ASSETS
-from engine.errors import SettingError
 from engine.queue import MOST_WAITING
 
+__all__ = ["Server", "launch", "pick_port"]
 THREADS = MOST_WAITING + 40
 """Every waiting run keeps one until its turn comes; 40 are for everything else."""
 EVENTS_AT_ONCE = 4
@@ -37,42 +37,6 @@ class Server(App):
     def build_middleware_stack(self) -> ASGIApp:
         """All layers, ours outermost."""
         return self.access(super().build_middleware_stack())
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether the port can be listened on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
-
-
-def pick_port(host: str, wanted: int | None) -> int:
-    """The wanted port, or a free one for None and 0. Raises SettingError when there is none."""
-    if wanted:
-        if not is_free(host, wanted):
-            raise SettingError(
-                f"{host}:{wanted} cannot be listened on: the port is in use, or the address is "
-                "not this machine's. Choose another with --port, or leave it out."
-            )
-        return wanted
-    if wanted is None:
-        for port in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):
-            if is_free(host, port):
-                return port
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise SettingError(
-            f"The address {host!r} cannot be listened on ({error.strerror or error}). "
-            "Give an address of this machine with --host."
-        ) from error
 
 
 def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[BaseRoute] = ()) -> str:
@@ -104,7 +68,9 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
         favicon_path=ASSETS / "logo.svg",
         theme=layout.theme(),
         css=layout.css(),
-        _app=Server(partial(Access, hosts=hosts, log_ins=LogIns()), routes),
+        _app=Server(
+            partial(Access, hosts=hosts, log_ins=LogIns(), origins=options.origins), routes
+        ),
     )
     if public:
         hosts.share(public)

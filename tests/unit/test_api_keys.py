@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from engine.errors import SettingError
+from engine.types import CalibrationRow
 from storage import api_keys
 from storage.api_keys import LONGEST_NAME, MOST_KEYS, ApiKeys
+from storage.calibrations import CalibrationStore
 from storage.database import Database
+from storage.ngrams import ModelNgrams
 
 
 @pytest.fixture
@@ -81,6 +84,20 @@ def test_a_key_that_was_revoked_opens_nothing(keys: ApiKeys) -> None:
     with pytest.raises(SettingError, match="There is no key"):
         keys.revoke(one.id)
     assert keys.make("one")[0].id != one.id
+
+
+def test_what_a_key_taught_goes_with_it(keys: ApiKeys, db: Database) -> None:
+    (one, _), (two, _) = keys.make("one"), keys.make("two")
+    rows = [CalibrationRow("context", 1, 1, 1.0, 1.0)]
+    for owner in (one.owner, two.owner, "local"):
+        ModelNgrams(db, owner, "model").learn([(1, 2), (2, 3)])
+        CalibrationStore(db, owner, "model").save(rows)
+    keys.revoke(one.id)
+    left = {
+        owner: (ModelNgrams(db, owner, "model").rows(), CalibrationStore(db, owner, "model").load())
+        for owner in (one.owner, two.owner, "local")
+    }
+    assert left == {one.owner: (0, []), two.owner: (2, rows), "local": (2, rows)}
 
 
 def test_its_last_use_is_noted_once_a_minute(

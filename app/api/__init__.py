@@ -1,0 +1,1 @@
+"""What other programs ask, as OpenAI's clients ask it."""
