@@ -34,6 +34,7 @@ from engine.errors import Busy, ModelError, PromptError, StrataError
 from engine.loaded import NO_MODEL
 from engine.queue import Waiting
 from engine.types import Learned, Prefill, Step
+from storage.api_keys import ApiKey, ApiKeys
 from storage.database import Database
 
 MOST_EACH = 8
@@ -79,26 +80,27 @@ class Sessions:
 
     def __init__(self, forget: Callable[[str, str], None]) -> None:
         self.forget = forget
-        self.known: OrderedDict[tuple[str, str], str] = OrderedDict()
-        """What was said last in each session, by owner and name; the last used at the end."""
+        self.known: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        """What was said last in each session, by owner and name, and how much of that was asked;
+        the last used at the end."""
         self.lock = threading.Lock()
 
     def enter(self, owner: str, text: str) -> str:
         """The session that a request goes on with, or a new one.
 
-        It must share at least half of what was said there. So another conversation that begins with
-        the same few words does not take its place.
+        It must share at least half of what was asked there. So another conversation that begins
+        with the same few words does not take its place.
         """
         with self.lock:
             shared = {
-                name: (beginnings(before, text), len(before))
-                for (who, name), before in self.known.items()
+                name: (beginnings(before, text), asked)
+                for (who, name), (before, asked) in self.known.items()
                 if who == owner
             }
-            fitting = [name for name, (alike, whole) in shared.items() if 2 * alike >= whole]
+            fitting = [name for name, (alike, asked) in shared.items() if 2 * alike >= asked]
             new = f"api-{secrets.token_hex(6)}"
             name = max(fitting, key=lambda each: shared[each][0], default=new)
-            self.known[owner, name] = text
+            self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
             over = list(self.known)[: max(0, len(self.known) - self.KEPT)]
             for key in over:
@@ -111,12 +113,14 @@ class Sessions:
         """This was answered there."""
         with self.lock:
             if (owner, name) in self.known:
-                self.known[owner, name] += text
+                before, asked = self.known[owner, name]
+                self.known[owner, name] = before + text, asked
 
 
 @dataclass(slots=True)
 class Programs:
-    """See the module's docstring."""
+    """See the module's docstring. `always` says that the command line asked for it; where `guests`
+    may come in, nothing else does."""
 
     engine: Engine
     database: Database
@@ -124,6 +128,9 @@ class Programs:
     current: Current
     stacks: Stacks
     stores: Stores
+    guests: bool = False
+    always: bool = False
+    keys: ApiKeys = field(init=False)
     sessions: Sessions = field(init=False)
     asking: Counter[str] = field(default_factory=Counter)
     """Requests of each owner that wait or are under way."""
@@ -131,6 +138,18 @@ class Programs:
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.engine.forget)
+        self.keys = ApiKeys(self.database)
+
+    @property
+    def on(self) -> bool:
+        """Whether programs may ask."""
+        return self.always or (not self.guests and self.keys.on)
+
+    def revoke(self, key_id: str) -> ApiKey:
+        """Take a key back; what it taught is forgotten. Raises SettingError."""
+        key = self.keys.revoke(key_id)
+        self.engine.forget(key.owner, past=True)
+        return key
 
     @contextmanager
     def asked(self, owner: str) -> Generator[Task, None, None]:

@@ -104,7 +104,7 @@ class Session:
         self.generations = Generations(self.answering.answer, self.tasks.wanted)
         self.watches = Watches()
         self.programs = Programs(
-            engine, database, self.tasks, self.current, self.stacks, self.stores
+            engine, database, self.tasks, self.current, self.stacks, self.stores, guests
         )
         engine.watch = self.follow
         self.follow(engine.state)

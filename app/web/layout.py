@@ -12,6 +12,7 @@ from app.web import colors
 from app.web.gradio_timers import STOP_CLOCKS
 from app.web.stack_html import millions
 from app.web.tabs import (
+    api,
     chat,
     chat_view,
     compare,
@@ -171,8 +172,8 @@ def invitation(session: Session) -> str:
 
 
 def build(session: Session, notices: Sequence[str] = (), password: bool = False) -> gr.Blocks:
-    """All tabs, wired. Guests get no models, no stack and no databases tab, so that the events of
-    these do not exist for them. Where a `password` let them in, they can log out."""
+    """All tabs, wired. Guests get no models, no stack, no databases and no API tab, so that the
+    events of these do not exist for them. Where a `password` let them in, they can log out."""
     blocks = gr.Blocks(
         title="Strata", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_KEPT
     )
@@ -184,7 +185,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         head = gr.HTML(name, elem_id="header", apply_default_css=False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
         leave = gr.Button("Log out", size="sm", elem_id="log-out", visible=password)
-        drafts, choice = None, None
+        drafts, choice, access = None, None, None
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.build()
@@ -200,6 +201,8 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
                     choice = models.build(tab, session)
                 with gr.Tab("Databases") as tab:
                     tiers = databases.build(tab)
+                with gr.Tab("API") as tab:
+                    access = api.build(tab, session)
             with gr.Tab("Settings"):
                 controls = settings.build(session)
         refresh, opening = conversations.wire(session, shelf, talk, controls, current, memory)
@@ -210,10 +213,11 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         follow = following(session, head, notices, talk, pair, runs, controls, drafts, current)
         waited = gr.State(0)
         loaded = waited.change(*follow, **AT_ONCE)
-        if drafts is not None and choice is not None:
+        if drafts is not None and choice is not None and access is not None:
             stack.wire(session, drafts, controls, pair.method, keep)
             loaded.then(*models.wire(session, choice, follow), **AT_ONCE)
             databases.wire(session, tiers, current, memory)
+            api.wire(session, access)
         wait = waiting(session, head, notices, talk.box, waited)
         wire_page(session, blocks, memory, current, (follow, refresh, opening, wait))
         for once in (RESTORE_THEME, STOP_CLOCKS):
