@@ -134,7 +134,7 @@ def wanted(kind: Kind, body: Body, info: BackendInfo) -> Wanted:
     if len(prompts) * count > MOST_CHOICES:
         raise refused(f"{len(prompts)} prompts make too many choices. Ask in parts.", "prompt")
     requests = tuple(reseeded(prompt, number) for prompt in prompts for number in range(count))
-    usage = flag(object_of(body, "stream_options"), "include_usage")
+    usage = flag(object_of(body, "stream_options"), "include_usage", "stream_options")
     return Wanted(kind, requests, len(prompts), flag(body, "stream"), usage, likeliest)
 
 
@@ -377,11 +377,12 @@ def whole(body: Body, name: str, default: int, low: int, high: int) -> int:
     return int(value)
 
 
-def flag(body: Body, name: str) -> bool:
-    """True or false; false where nothing is said."""
+def flag(body: Body, name: str, group: str = "") -> bool:
+    """True or false, in a group of parameters where there is one; false where nothing is said."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise refused(f"{name} cannot be {shortened(value)}. Give true or false.", name)
+        words = f"{name} cannot be {shortened(value)}. Give true or false."
+        raise refused(words, group or name)
     return bool(value)
 
 

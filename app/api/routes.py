@@ -19,7 +19,7 @@ from app.api.answers import Reply
 from app.api.asked import Kind, Wanted, parsed, wanted
 from app.api.errors import ApiError, told
 from app.api.gate import Gate
-from app.api.running import Begun, News, Over, Piece, Running, Service
+from app.api.running import Arrival, Begun, News, Over, Piece, Running, Service
 from app.http.access import MAX_REQUEST
 from app.http.problems import encoded, problem
 from engine.errors import ModelError, StrataError
@@ -186,6 +186,8 @@ class Api:
         async def collected() -> Response:
             reply = Reply(running.wanted, self.service.engine.state.info)
             while (news := await running.next()) is not None:
+                if isinstance(news, ApiError):
+                    raise news
                 if isinstance(news, Begun):
                     reply.info = news.info
                 elif isinstance(news, Piece):
@@ -212,9 +214,10 @@ class Api:
         try:
             waited = {first, left}
             await asyncio.wait(waited, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
-            if first.done():
-                first.result()
-            elif left.done():
+            if first.done() and isinstance(wrong := first.result(), ApiError):
+                raise wrong
+            if left.done() and not first.done():
+                first.cancel()
                 running.stop()
                 return Response(status_code=GONE)
         finally:
@@ -222,7 +225,7 @@ class Api:
         return StreamingResponse(self.chunks(running, first), headers=EVENTS)
 
     async def chunks(
-        self, running: Running, coming: asyncio.Future[News | None]
+        self, running: Running, coming: asyncio.Future[Arrival]
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream, whose first news are `coming`."""
         reply = Reply(running.wanted, self.service.engine.state.info)
@@ -232,18 +235,19 @@ class Api:
                 if not coming.done():
                     yield ALIVE
                     continue
-                if (news := coming.result()) is None:
+                news = coming.result()
+                if news is None or isinstance(news, ApiError):
                     break
                 for data in written(reply, news):
                     yield event(data)
                 coming = asyncio.ensure_future(running.next())
-            if running.wanted.usage:
-                yield event(reply.used())
-            yield DONE
-        except ApiError as error:
-            # The status was sent by now.
-            self.service.counters.failed(error.status)
-            yield event(problem(error.status, error.words, error.param, error.code))
+            if isinstance(news, ApiError):  # The status was sent by now.
+                self.service.counters.failed(news.status)
+                yield event(problem(news.status, news.words, news.param, news.code))
+            else:
+                if running.wanted.usage:
+                    yield event(reply.used())
+                yield DONE
         finally:
             coming.cancel()
             running.stop()

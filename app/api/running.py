@@ -60,6 +60,8 @@ class Over:
 
 
 News = Begun | Piece | Over
+Arrival = News | ApiError | None
+"""What comes of a request: news, at the end None or what went wrong."""
 
 
 class Texts:
@@ -181,7 +183,7 @@ class Running:
     def __init__(self, service: Service, owner: str, wanted: Wanted) -> None:
         self.service, self.owner, self.wanted = service, owner, wanted
         self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[News | ApiError | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[Arrival] = asyncio.Queue()
         self.task: Task | None = None
         self.left = threading.Event()
         threading.Thread(target=self.work, name="program", daemon=True).start()
@@ -203,17 +205,14 @@ class Running:
             outcome = ApiError(500, "The answer broke off for a reason that is in the log.")
         self.put(outcome)
 
-    def put(self, item: News | ApiError | None) -> None:
+    def put(self, item: Arrival) -> None:
         """Tell the loop."""
         with suppress(RuntimeError):  # It has ended, and with it who waited.
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
-    async def next(self) -> News | None:
-        """What comes next; None once all choices are over. Raises ApiError."""
-        item = await self.queue.get()
-        if isinstance(item, ApiError):
-            raise item
-        return item
+    async def next(self) -> Arrival:
+        """What comes next."""
+        return await self.queue.get()
 
     def stop(self) -> None:
         """End it: nobody listens any more."""

@@ -1,0 +1,356 @@
+"""Answers for other programs: one queue, sessions that are found again, owners kept apart."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.service.programs import MOST_EACH, Programs, Sessions, beginnings, said
+from app.service.session import Session
+from engine.backends.toy import ToyBackend
+from engine.engine import Request, Started
+from engine.errors import Busy, Cancelled, ModelError, PromptError
+from engine.loaded import no_model
+from engine.local import Local
+from engine.methods import METHODS, PLAIN
+from engine.queue import Waiting
+from engine.settings import Generation, Sampling
+from engine.types import Learned, Message, Prefill, Step
+from storage.calibrations import CalibrationStore
+from storage.database import Database
+from storage.ngrams import ModelNgrams
+from tests.service.test_session import preferences
+
+PROGRAM, OTHER = "api-1", "api-2"
+
+
+class Counting(ToyBackend):
+    """Counts the tokens of prompts that it reads, of all sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def prefill(self, tokens: Any, cancelled: Any) -> Any:
+        filled = super().prefill(tokens, cancelled)
+        self.read.append(len(tokens) - 1 - filled.reused)
+        return filled
+
+
+@pytest.fixture
+def model() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def session(db: Database, model: Counting) -> Iterator[Session]:
+    made = Session(Local(backend=model), db)
+    yield made
+    made.engine.close()
+
+
+def asking(*texts: str, seed: int = 3, tokens: int = 60, method: str = "hd") -> Request:
+    """The user's texts and the assistant's in turn; the last one is the user's."""
+    roles = ("user", "assistant")
+    messages = tuple(Message(roles[n % 2], text) for n, text in enumerate(texts))
+    generation = Generation(Sampling(0.8, seed=seed), max_tokens=tokens)
+    return Request(messages, (), generation, METHODS[method])
+
+
+def ask(session: Session, request: Request, owner: str = PROGRAM) -> list[Any]:
+    programs = session.programs
+    with programs.asked(owner) as task:
+        return list(programs.answer(owner, request, task))
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(t.text for event in events if isinstance(event, Step) for t in event.tokens)
+
+
+def reused(events: list[Any]) -> tuple[int, int]:
+    """Tokens of the prompt, and how many were in the cache."""
+    (prefill,) = (event for event in events if isinstance(event, Prefill))
+    return prefill.tokens, prefill.reused
+
+
+def test_the_text_is_that_of_the_page_and_of_plain_decoding(session: Session) -> None:
+    chosen = preferences()
+    conversation = session.chat.say("local", None, "hello there")
+    *_, page = session.answering.answer("local", conversation, chosen)
+    generation = chosen.generation
+    for method in ("hd", "plain", "lookup"):
+        request = Request((Message("user", "hello there"),), (), generation, METHODS[method])
+        events = ask(session, request)
+        assert text_of(events) == page.text != ""
+        assert isinstance(events[0], Started) and isinstance(events[-1], Learned)
+
+
+def test_what_goes_on_reads_its_new_words_alone(session: Session, model: Counting) -> None:
+    first = asking("tell me of the sea")
+    answer = text_of(ask(session, first))
+    tokens, known = reused(ask(session, first))
+    assert known == tokens - 1 and model.read == [known, 0], "the same again reads nothing"
+    model.read.clear()
+    second = asking("tell me of the sea", answer, "and then?")
+    tokens, known = reused(ask(session, second))
+    assert model.read == [tokens - 1 - known] and known >= len(answer)
+    assert tokens - known < 3 * len("and then?") + 10, "the new message and its frame"
+    model.read.clear()
+    assert reused(ask(session, second)) == (tokens, tokens - 1) and model.read == [0]
+
+
+def test_two_conversations_at_a_time_stay_in_the_cache(session: Session) -> None:
+    system = "be brief. "
+    opened = [asking(f"{system} {topic}: " + topic * 9) for topic in ("cats", "dogs")]
+    answers = [text_of(ask(session, request)) for request in opened]
+    for request, answer in zip(opened, answers, strict=True):
+        longer = asking(request.messages[0].content, answer, "more?")
+        tokens, known = reused(ask(session, longer))
+        assert tokens - known < 40
+
+
+def test_questions_behind_one_long_text_share_its_cache(session: Session) -> None:
+    text = "the same long text again. " * 20
+    ask(session, asking(text + "first?"))
+    tokens, known = reused(ask(session, asking(text + "another question?")))
+    assert known > len(text) and tokens > known
+
+
+def test_texts_go_on_with_one_another_too(session: Session) -> None:
+    generation = Generation(Sampling(0.0), max_tokens=20)
+    first = ask(session, Request(generation=generation, method=PLAIN, text="once upon"))
+    longer = "once upon" + text_of(first)
+    tokens, known = reused(ask(session, Request(generation=generation, method=PLAIN, text=longer)))
+    assert (tokens, known) == (len(longer), len(longer) - 1)
+
+
+def test_what_it_teaches_is_stored_for_its_owner_alone(session: Session, db: Database) -> None:
+    ask(session, asking("hello there"))
+    fingerprint = session.current.info.fingerprint
+    for owner, knows in ((PROGRAM, True), (OTHER, False), ("local", False)):
+        assert bool(ModelNgrams(db, owner, fingerprint).rows()) is knows
+        assert bool(CalibrationStore(db, owner, fingerprint).load()) is knows
+    assert session.notices.take(PROGRAM) == []
+    for table in ("conversations", "messages", "runs", "steps", "contexts"):
+        assert db.execute_read(f"SELECT count(*) FROM {table}") == [(0,)], "no word is kept"
+
+
+def test_what_was_learned_drafts_for_this_owner_and_no_other(session: Session) -> None:
+    def drafted(owner: str, method: str = "model") -> int:
+        events = ask(session, asking("hello there", method=method), owner)
+        steps = [event for event in events if isinstance(event, Step)]
+        return sum(step.accepted.get("model", 0) for step in steps)
+
+    ask(session, asking("hello there"))
+    assert drafted(PROGRAM) > 10 and drafted(OTHER) == 0
+
+
+def test_what_was_learned_outlives_the_program(db: Database) -> None:
+    for times in range(2):
+        made = Session(Local(backend=ToyBackend()), db)
+        events = ask(made, asking("hello there", method="model"))
+        accepted = sum(s.accepted.get("model", 0) for s in events if isinstance(s, Step))
+        assert (accepted > 0) is (times == 1)
+        made.engine.close()
+
+
+def test_messages_that_do_not_fit_are_refused_not_left_out(session: Session) -> None:
+    long = asking(*["x" * 900, "y" * 900] * 3, "and?")
+    with pytest.raises(PromptError, match="at most 4,096 tokens") as refused:
+        ask(session, long)
+    assert "oldest messages" in str(refused.value)
+    with pytest.raises(PromptError, match="Shorten it"):
+        ask(session, asking("x" * 9000))
+    assert text_of(ask(session, asking("hello"))), "and the next one is answered"
+
+
+def test_without_a_model_it_is_said_at_once(db: Database) -> None:
+    engine = Local()
+    engine.loaded = no_model()
+    made = Session(engine, db)
+    with pytest.raises(ModelError, match="No model is loaded"):
+        ask(made, asking("hello"))
+    engine.close()
+
+
+class Held(Counting):
+    """Waits in its first forward until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def score(self, *arguments: Any) -> Any:
+        self.entered.set()
+        assert self.go.wait(20)
+        return super().score(*arguments)
+
+
+def background(work: Any) -> tuple[threading.Thread, list[Any]]:
+    """Work on a thread of its own, and what came of it."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_the_page_and_every_key_take_turns(db: Database) -> None:
+    """A key with many requests does not keep the page waiting for all of them."""
+    model, ended = Held(), list[str]()
+    session = Session(Local(backend=model), db)
+
+    def one(owner: str) -> Any:
+        def work() -> None:
+            ask(session, asking("hello", tokens=3), owner)
+            ended.append(owner)
+
+        return background(work)
+
+    first = one(PROGRAM)
+    assert model.entered.wait(20)
+    others = []
+    for owner in [PROGRAM] * 3 + [OTHER, "local"]:
+        before = len(session.engine.queue.waiting)  # type: ignore[attr-defined]
+        others.append(one(owner))
+        while len(session.engine.queue.waiting) == before:  # type: ignore[attr-defined]
+            pass
+    model.go.set()
+    for thread, _ in [first, *others]:
+        thread.join(20)
+    assert ended == [PROGRAM, OTHER, "local", PROGRAM, PROGRAM, PROGRAM]
+    session.engine.close()
+
+
+def test_an_owner_may_not_ask_without_end(db: Database) -> None:
+    model = Held()
+    session = Session(Local(backend=model), db)
+    threads = [
+        background(lambda: ask(session, asking("hello", tokens=2))) for _ in range(MOST_EACH)
+    ]
+    while session.programs.asking[PROGRAM] < MOST_EACH:
+        pass
+    with pytest.raises(Busy, match="8 of your requests"):
+        ask(session, asking("hello"))
+    model.go.set()
+    assert text_of(ask(session, asking("hello"), OTHER)), "another owner has room"
+    for thread, outcome in threads:
+        thread.join(20)
+        assert isinstance(outcome[0], list)
+    assert not session.programs.asking
+    session.engine.close()
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_stop_ends_it_and_what_was_said_is_learned(db: Database, under_way: bool) -> None:
+    model, programs = Counting(), list[Programs]()
+    session = Session(Local(backend=model), db)
+    programs.append(session.programs)
+    events, held = list[Any](), threading.Event()
+    blocker = session.engine.queue.thread.submit(held.wait)  # type: ignore[attr-defined]
+    with session.programs.asked(PROGRAM) as task:
+        items = session.programs.answer(PROGRAM, asking("hello", tokens=4000), task)
+        if under_way:
+            held.set()
+            for item in items:
+                events.append(item)
+                if len([e for e in events if isinstance(e, Step)]) == 5:
+                    session.programs.stop(task)
+            assert isinstance(events[-2], Step) and events[-2].finish == "cancelled"
+        else:
+            session.programs.stop(task)
+            with pytest.raises(Cancelled):
+                list(items)
+            held.set()
+    blocker.result(20)
+    stored = ModelNgrams(db, PROGRAM, session.current.info.fingerprint).rows()
+    assert bool(stored) is under_way
+    assert not session.tasks.known and text_of(ask(session, asking("hello again")))
+    session.engine.close()
+
+
+def test_who_gives_up_listening_ends_it(session: Session, db: Database) -> None:
+    with session.programs.asked(PROGRAM) as task:
+        items = session.programs.answer(PROGRAM, asking("hello", tokens=4000), task)
+        for item in items:
+            if isinstance(item, Step):
+                break
+        items.close()
+    assert session.engine.queue.running is None  # type: ignore[attr-defined]
+    assert ModelNgrams(db, PROGRAM, session.current.info.fingerprint).rows()
+
+
+# sessions
+
+
+def test_sessions_are_found_by_what_was_said() -> None:
+    gone: list[tuple[str, str]] = []
+    sessions = Sessions(lambda owner, name: gone.append((owner, name)))
+    one = sessions.enter("a", "x" * 100)
+    sessions.grow("a", one, "y" * 900)
+    assert sessions.enter("a", "x" * 100 + "y" * 900 + "z") == one
+    assert sessions.enter("a", "x" * 30) != one, "a beginning alone is another conversation"
+    assert sessions.enter("b", "x" * 100) not in (one, *[name for _, name in gone])
+    assert gone == []
+
+
+def test_old_sessions_are_forgotten_by_the_engine_too() -> None:
+    gone: list[tuple[str, str]] = []
+    sessions = Sessions(lambda owner, name: gone.append((owner, name)))
+    names = [sessions.enter("a", chr(97 + n) * 50) for n in range(26)]
+    names += [sessions.enter("b", chr(97 + n) * 50) for n in range(26)]
+    assert len(sessions.known) == Sessions.KEPT
+    assert gone == [("a", name) for name in names[: 52 - Sessions.KEPT]]
+    sessions.grow("a", names[0], "nothing comes of it")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "alike"),
+    [("", "", 0), ("a", "", 0), ("abc", "abd", 2), ("ab", "abc", 2), ("x" * 999, "x" * 500, 500)],
+)
+def test_beginnings_are_counted(left: str, right: str, alike: int) -> None:
+    assert beginnings(left, right) == beginnings(right, left) == alike
+
+
+def test_requests_of_all_kinds_say_something_of_their_own() -> None:
+    texts = {
+        said(Request((Message("user", "a"),))),
+        said(Request((Message("user", "a"), Message("assistant", "b")))),
+        said(Request(text="a")),
+        said(Request(prompt=(97,))),
+    }
+    assert len(texts) == 4
+
+
+def test_a_key_that_is_revoked_is_forgotten_everywhere(session: Session, db: Database) -> None:
+    key, _ = session.programs.keys.make("one")
+    ask(session, asking("hello there"), key.owner)
+    fingerprint = session.current.info.fingerprint
+    assert ModelNgrams(db, key.owner, fingerprint).rows()
+    assert session.programs.revoke(key.id) == key
+    assert not ModelNgrams(db, key.owner, fingerprint).rows()
+    events = ask(session, asking("hello there", method="model"), key.owner)
+    steps = [event for event in events if isinstance(event, Step)]
+    assert not any(step.proposed.get("model") for step in steps), "nor does the engine know it"
+
+
+def test_waiting_is_told(db: Database) -> None:
+    model = Held()
+    session = Session(Local(backend=model), db)
+    thread, _ = background(lambda: ask(session, asking("hello", tokens=2)))
+    assert model.entered.wait(20)
+    other, outcome = background(lambda: ask(session, asking("hi", tokens=2), OTHER))
+    while not session.engine.queue.waiting:  # type: ignore[attr-defined]
+        pass
+    model.go.set()
+    for each in (thread, other):
+        each.join(20)
+    assert outcome[0][0] == Waiting(1)
+    session.engine.close()

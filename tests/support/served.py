@@ -1,0 +1,76 @@
+"""The API on a toy model, served as `strata serve` does, in this process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+
+from app.api.build import api_of
+from app.api.routes import Api
+from app.arguments import Options, parse
+from app.http.access import PROGRAMS, Access, Hosts
+from app.http.login import LogIns
+from app.http.ports import pick_port
+from app.service.session import Session
+from engine.backends.base import Backend
+from engine.backends.toy import ToyBackend
+from engine.local import Local
+from storage.database import Database
+
+
+@dataclass
+class Served:
+    """A server under its address, and what it is made of."""
+
+    address: str
+    session: Session
+    api: Api
+
+    def client(self, key: str = "", **headers: str) -> httpx.Client:
+        """A program that asks it, with a key or without."""
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        return httpx.Client(base_url=self.address, headers=headers, timeout=30)
+
+
+def ask(client: httpx.Client, path: str = "chat/completions", **body: Any) -> httpx.Response:
+    """A completion; messages are made of `text` where there is one."""
+    if "text" in body:
+        body["messages"] = [{"role": "user", "content": body.pop("text")}]
+    return client.post(f"/v1/{path}", json=body)
+
+
+@contextmanager
+def served(
+    backend: Backend | None = None, *arguments: str, db: Database | None = None, each: int = 32
+) -> Iterator[Served]:
+    """A server with these arguments behind `strata serve`; without any, private."""
+    database = db or Database()
+    options: Options = parse(["serve", *arguments])
+    session = Session(Local(backend=backend or ToyBackend(), each=each), database)
+    port = pick_port("127.0.0.1", 0)
+    api = api_of(session, options)
+    app: Any = Starlette(routes=api.routes)
+    access = Access(app, Hosts(options.host, port), LogIns(), PROGRAMS, options.origins)
+    config = uvicorn.Config(
+        access, "127.0.0.1", port, log_level="error", lifespan="off", access_log=False
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        threading.Event().wait(0.005)
+    try:
+        yield Served(f"http://127.0.0.1:{port}", session, api)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        session.engine.close()
+        if db is None:
+            database.close()
