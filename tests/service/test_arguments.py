@@ -1,11 +1,15 @@
 """The command line: defaults that keep to this machine, passwords that nobody has to remember."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
-from app.arguments import EMBEDDED, is_local, parse
+from app.arguments import EMBEDDED, KeysAsked, is_local, parse, parse_keys
+from app.cli import main, tell_of_keys
 from engine.settings import Runtime
+from storage.api_keys import ApiKeys
+from storage.database import Database
 
 
 def test_the_defaults_stay_on_this_machine() -> None:
@@ -96,3 +100,83 @@ def test_nonsense_is_refused_with_its_value(
 def test_local_addresses() -> None:
     assert all(map(is_local, ["127.0.0.1", "localhost", "::1", "127.1.2.3"]))
     assert not any(map(is_local, ["0.0.0.0", "::", "192.168.1.5", "example.org"]))
+
+
+def test_the_api_is_off_unless_it_is_asked_for() -> None:
+    assert not parse([]).api and parse([]).page and parse([]).origins == ()
+    assert parse(["--api"]).api and parse(["--api"]).page
+    alone = parse(["serve"])
+    assert alone.api and not alone.page and not alone.browser and not alone.public
+
+
+def test_the_api_alone_takes_the_options_of_a_server() -> None:
+    given = ["serve", "--model", "a.gguf", "--threads", "2", "--port", "0", "--data-dir", "d"]
+    options = parse([*given, "--drafts", "b", "--host", "0.0.0.0"])
+    assert (options.model, options.runtime.threads, options.port) == ("a.gguf", 2, 0)
+    assert options.drafts == ("b",) and str(options.data_dir) == "d"
+    assert options.public and options.password is None, "keys are asked for instead"
+
+
+@pytest.mark.parametrize("page_only", ["--share", "--auth=a:b", "--no-browser", "--api"])
+def test_what_a_page_is_for_is_no_option_of_the_api(
+    page_only: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["serve", page_only])
+    assert "strata serve" in capsys.readouterr().err
+
+
+def test_the_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = capsys.readouterr().out
+    assert "strata serve --help" in said and "strata keys --help" in said
+
+
+def test_origins_of_pages_that_may_ask_are_named() -> None:
+    options = parse(["serve", "--api-origin", "http://Localhost:3000", "--api-origin=https://a.b"])
+    assert options.origins == ("http://localhost:3000", "https://a.b")
+    for wrong in ("localhost", "http://a.b/", "*", "null", "file:///x", "http://a b/c"):
+        with pytest.raises(SystemExit):
+            parse(["serve", "--api-origin", wrong])
+
+
+def test_keys_are_listed_made_and_revoked() -> None:
+    assert parse_keys(["list"]) == KeysAsked("list", "", None)
+    assert parse_keys(["make", "Open WebUI"]) == KeysAsked("make", "Open WebUI", None)
+    assert parse_keys(["revoke", "abc", "--data-dir", "d"]) == KeysAsked("revoke", "abc", Path("d"))
+    for wrong in ([], ["make"], ["steal"]):
+        with pytest.raises(SystemExit):
+            parse_keys(wrong)
+
+
+def test_keys_are_managed_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def strata(*words: str) -> str:
+        status = main(["keys", *words, "--data-dir", str(tmp_path)])
+        said = capsys.readouterr()
+        assert (status, bool(said.err)) in ((0, False), (2, True))
+        return said.out + said.err
+
+    made = strata("make", "my editor")
+    secret = made.splitlines()[-1]
+    assert secret.startswith("sk-strata-") and "this once" in made
+    with Database(tmp_path / "strata.db") as database:
+        found = ApiKeys(database).find(secret)
+    assert found is not None and found.name == "my editor"
+    listed = strata("list")
+    assert found.id in listed and "my editor" in listed and secret not in listed
+    assert "already" in strata("make", "my editor")
+    assert "opens nothing" in strata("revoke", found.id) and strata("list") == ""
+    assert "There is no key" in strata("revoke", found.id)
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_a_server_for_others_without_a_key_says_what_to_do(
+    public: bool, db: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = parse(["serve", *(["--host", "0.0.0.0"] if public else [])])
+    tell_of_keys(options, db)
+    assert ("strata keys make" in capsys.readouterr().err) is public
+    ApiKeys(db).make("one")
+    tell_of_keys(options, db)
+    assert capsys.readouterr().err == ""

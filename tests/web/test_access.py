@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 import re
 import socket
 from itertools import product
@@ -14,7 +15,7 @@ import pytest
 from gradio import routes
 
 from app.arguments import parse
-from app.http.access import MAX_UPLOAD, Access, Hosts, Refusal, check, own_cookie
+from app.http.access import MAX_UPLOAD, PROGRAMS, Access, Hosts, Refusal, check, own_cookie
 from app.http.asgi import Headers
 from app.http.login import LogIns
 from app.web import server
@@ -402,3 +403,55 @@ def test_access_stands_before_all_other_layers() -> None:
         return app.build_middleware_stack()
 
     assert isinstance(asyncio.run(served()), Access)
+
+
+PROGRAM = ("/v1/models", "/v1/models/org/some name", "/health", "/metrics")
+COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+
+
+def test_programs_ask_on_routes_of_their_own() -> None:
+    for path in PROGRAM:
+        assert asked(path)[0] == 200 and asked(path, method="POST")[0] == 404
+    for path in COMPLETIONS:
+        assert asked(path, {"content-length": "2"}, "POST")[0] == 200
+        assert asked(path, {}, "POST")[0] == 200, "how long it is, the reader counts"
+        assert asked(path, {"content-length": str(2**23 + 1)}, "POST")[0] == 413
+    assert {asked(path)[0] for path in ("/v1", "/v1/", "/v1/files", "/v1/../x")} == {404}
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+@pytest.mark.parametrize("path", [*PROGRAM, *COMPLETIONS])
+def test_a_foreign_page_is_no_program(path: str, headers: dict[str, str]) -> None:
+    method = "POST" if path in COMPLETIONS else "GET"
+    status, answered, words = asked(path, {**headers, "content-length": "2"}, method)
+    assert status == 403 and json.loads(words)["error"]["type"] == "permission_error"
+    assert not [name for name, _ in answered if name.startswith(b"access-control")]
+    assert asked(path, headers, "OPTIONS")[0] in (403, 404)
+
+
+def test_under_a_foreign_name_programs_are_refused_in_their_own_words() -> None:
+    status, _, words = asked("/v1/models", host="evil.example:7860")
+    assert status == 421 and "127.0.0.1" in json.loads(words)["error"]["message"]
+
+
+def test_an_api_alone_has_no_other_route() -> None:
+    access = Access(reached, Hosts("127.0.0.1", PORT), LogIns(), PROGRAMS)
+    paths = [*PROGRAM, "/", "/theme.css", "/stream/a", "/gradio_api/queue/data"]
+    found = {path: through(access, path) for path in paths}
+    assert {path for path, status in found.items() if status == 200} == set(PROGRAM)
+    assert set(found.values()) == {200, 404}
+
+
+def through(access: Access, path: str) -> int:
+    """The status of a request without anything."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", f"127.0.0.1:{PORT}".encode())]
+    scope = {
+        "type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers,
+    }  # fmt: skip
+    asyncio.run(access(scope, reached, send))  # type: ignore[arg-type]
+    return int(sent[0]["status"])

@@ -1,0 +1,164 @@
+"""The program as other programs meet it: `strata serve` in a fresh interpreter, curl, `llm`."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from storage.api_keys import ApiKeys
+from storage.database import Database
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.model
+NO_PAGE = """
+import sys
+class Never:
+    def find_spec(self, name, path, target=None):
+        assert name.partition(".")[0] not in ("gradio", "gradio_client", "plotly"), name
+sys.meta_path.insert(0, Never())
+from app.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""`strata`, in an interpreter that breaks off when it is to import the page."""
+
+
+@dataclass
+class Running:
+    """The program under its address."""
+
+    address: str
+    folder: Path
+    process: "subprocess.Popen[str]"
+
+
+def started(folder: Path, *arguments: str) -> Running:
+    """The program without a page, once it listens and has a model."""
+    command = [sys.executable, "-c", NO_PAGE, "serve", "--port", "0", "--data-dir", str(folder)]
+    process = subprocess.Popen(
+        [*command, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said, address = "", ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said += line
+        if found := re.search(r"ready at (http\S+)/v1", line):
+            address = found[1]
+        if "is loaded" in line and address:
+            return Running(address, folder, process)
+    raise AssertionError(f"The program ended with {process.wait()}:\n{said}")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = started(tmp_path_factory.mktemp("served"))
+    yield running
+    running.process.terminate()
+    assert running.process.stdout is not None
+    rest = running.process.stdout.read()
+    assert running.process.wait(60) in (0, -15) and "Traceback" not in rest
+    running.process.stdout.close()
+
+
+def test_it_answers_without_a_page_and_without_gradio(program: Running) -> None:
+    """Gradio would have ended the interpreter that serves this."""
+    with openai.OpenAI(base_url=f"{program.address}/v1", api_key="any") as client:
+        found = client.chat.completions.create(
+            model="tiny-chat",
+            messages=[{"role": "user", "content": "Tell me about the sea."}],
+            seed=3,
+            max_tokens=40,
+        )
+    assert found.choices[0].message.content
+    assert found.model_extra is not None and found.model_extra["timings"]["predicted_n"] > 3
+    assert httpx.get(program.address).status_code == 404
+    assert httpx.get(f"{program.address}/health").json() == {"status": "ok"}
+
+
+def test_curl_is_answered_line_by_line(program: Running) -> None:
+    curl = shutil.which("curl")
+    assert curl, "This test needs curl: apt-get install curl."
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 8}
+    )
+    command = [curl, "-sN", f"{program.address}/v1/chat/completions", "-d", body]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines[-1] == "data: [DONE]" and len(lines) > 2
+    for line in lines[:-1]:
+        assert json.loads(line.removeprefix("data: "))["object"] == "chat.completion.chunk"
+
+
+def test_open_webui_s_requests_are_answered(program: Running) -> None:
+    """As it sends them: models with a key in the header, streams with usage, its own fields."""
+    with Database(program.folder / "strata.db") as database:
+        key, secret = ApiKeys(database).make("Open WebUI")
+    headers = {"authorization": f"Bearer {secret}", "x-openwebui-user-name": "ann"}
+    with httpx.Client(base_url=f"{program.address}/v1", headers=headers, timeout=60) as client:
+        (model,) = client.get("/models").json()["data"]
+        body = {
+            "stream": True,
+            "model": model["id"],
+            "messages": [
+                {"role": "system", "content": "You help."},
+                {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+            ],
+            "stream_options": {"include_usage": True},
+            "temperature": 0.7,
+            "max_tokens": 12,
+            "metadata": {"chat_id": "1"},
+        }
+        with client.stream("POST", "/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+        last = json.loads(lines[-1])
+        assert last["usage"]["completion_tokens"] > 0 and last["choices"] == []
+        title = {
+            "model": model["id"],
+            "stream": False,
+            "max_completion_tokens": 10,
+            "messages": [{"role": "user", "content": "### Task:\nGenerate a title."}],
+        }
+        assert client.post("/chat/completions", json=title).json()["choices"][0]["message"]
+    with Database(program.folder / "strata.db") as database:
+        (known,) = [each for each in ApiKeys(database).list() if each.id == key.id]
+        assert known.used is not None
+
+
+def test_llm_talks_to_it_as_to_any_model(program: Running, tmp_path: Path) -> None:
+    """By its own file of models that speak this API; with a stream and without, and on and on."""
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        "- model_id: strata\n  model_name: tiny-chat\n"
+        f"  api_base: {program.address}/v1\n  api_key_name: strata\n"
+    )
+    (tmp_path / "keys.json").write_text('{"strata": "any"}')
+    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+
+    def llm(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "llm", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    options = ["-m", "strata", "-o", "seed", "5", "-o", "max_tokens", "30"]
+    said = llm("Tell me about the sea.", *options)
+    assert said and said == llm("Tell me about the sea.", *options, "--no-stream")
+    assert llm("And then?", "-c", *options)

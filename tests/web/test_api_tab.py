@@ -1,0 +1,213 @@
+"""The API beside the page: the tab, what it shows once, and the same routes behind one server."""
+
+import asyncio
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import httpx
+import openai
+import pytest
+
+from app.api.build import api_of
+from app.arguments import parse
+from app.service.session import Session
+from app.web import layout, server, stream
+from app.web.tabs import api
+from engine.backends.toy import ToyBackend
+from engine.local import Local
+from storage.database import Database
+from tests.web.test_tabs import labels, made
+
+EVIL = '<img src=x onerror="alert(1)">'
+REQUEST: Any = SimpleNamespace(headers={"origin": "http://127.0.0.1:7860"})
+
+
+@pytest.fixture
+def session(db: Database, toy: ToyBackend) -> Session:
+    return Session(Local(backend=toy), db)
+
+
+def test_guests_get_no_keys(db: Database, toy: ToyBackend) -> None:
+    mine, theirs = (
+        labels(
+            made(lambda guests=guests: layout.build(Session(Local(backend=toy), db, guests=guests)))
+        )
+        for guests in (False, True)
+    )
+    assert {"API", "Make a key", "Revoke"} <= mine and not {"API", "Make a key", "Revoke"} & theirs
+
+
+class Tab:
+    """The tab's handlers, as its page calls them."""
+
+    def __init__(self, session: Session) -> None:
+        def build() -> tuple[gr.Blocks, api.Parts]:
+            with gr.Blocks() as blocks:
+                with gr.Tab("API") as tab:
+                    parts = api.build(tab, session)
+                api.wire(session, parts)
+            return blocks, parts
+
+        self.blocks, self.parts = made(build)
+        self.handlers = {fn.fn.__name__: fn.fn for fn in self.blocks.fns.values() if fn.fn}
+
+    def call(self, name: str, *given: Any) -> dict[str, Any]:
+        """What a handler changes, by the name of the part."""
+        changed = self.handlers[name](*given, REQUEST)
+        names = {id(getattr(self.parts, each)): each for each in PARTS}
+        return {names[id(part)]: value for part, value in changed.items() if id(part) in names}
+
+
+PARTS = ("switch", "state", "keys", "name", "secret", "which", "curl", "python")
+
+
+def test_a_key_is_shown_once(session: Session) -> None:
+    tab = Tab(session)
+    assert "no keys yet" in tab.call("refresh")["keys"]
+    shown = tab.call("make", "my editor")
+    secret = shown["secret"]["value"]
+    assert secret.startswith("sk-strata-") and shown["secret"]["visible"] and shown["name"] == ""
+    assert secret in shown["curl"] and secret in shown["python"] and secret not in shown["keys"]
+    again = tab.call("refresh")
+    assert secret not in json.dumps(again, default=str) and "my editor" in again["keys"]
+    assert not again["secret"]["visible"] and api.NO_KEY in again["curl"]
+
+
+def test_a_key_is_revoked(session: Session) -> None:
+    tab = Tab(session)
+    secret = tab.call("make", "one")["secret"]["value"]
+    found = session.programs.keys.find(secret)
+    assert found is not None
+    assert tab.call("refresh")["which"]["choices"] == [("one", found.id)]
+    assert "no keys yet" in tab.call("revoke", found.id)["keys"]
+    assert session.programs.keys.find(secret) is None
+
+
+@pytest.mark.parametrize("command", [[], ["--api"]])
+def test_it_says_whether_it_is_on_and_where(session: Session, command: list[str]) -> None:
+    api_of(session, parse(command))
+    tab = Tab(session)
+    asked = bool(command)
+    assert tab.parts.switch.interactive is not asked
+    first = tab.call("refresh")
+    assert first["switch"] is asked and ("The API is off" in first["state"]) is not asked
+    switched = tab.call("switch", True)
+    assert switched["switch"] and "http://127.0.0.1:7860/v1" in switched["state"]
+    assert tab.call("switch", False)["switch"] is asked
+
+
+def test_names_are_inert_and_examples_run(session: Session, toy: ToyBackend) -> None:
+    tab = Tab(session)
+    shown = tab.call("make", EVIL)
+    assert EVIL not in shown["keys"] and "&lt;img" in shown["keys"]
+    name = 'it\'s "a" model $(touch x) `y`\n'
+    for text in (api.curl_example("http://h/v1", name, "k"), api.curl_example("h", "m", EVIL)):
+        words = shlex.split(text.replace("\\\n", " "))
+        body = json.loads(words[words.index("-d") + 1])
+        assert body["model"] in (name, "m") and len(words) == 8
+    code = api.python_example("http://h/v1", name, "k")
+    compile(code, "example", "exec")
+    assert repr(name) in code
+
+
+# beside the page
+
+
+class Slow(ToyBackend):
+    """Takes its time over each forward."""
+
+    def score(self, *arguments: Any) -> Any:
+        time.sleep(0.002)
+        return super().score(*arguments)
+
+
+@pytest.fixture
+def beside(db: Database) -> Iterator[tuple[str, Session]]:
+    """A page with the API, on a toy."""
+    session = Session(Local(backend=Slow()), db)
+    options = parse(["--no-browser", "--api"])
+    port = server.pick_port("127.0.0.1", 0)
+
+    async def launched() -> gr.Blocks:
+        with gr.Blocks(analytics_enabled=False) as blocks:
+            gr.HTML("inside")
+        routes = [*stream.routes(session.generations), *api_of(session, options).routes]
+        server.launch(blocks, options, port, routes)
+        return blocks
+
+    blocks = asyncio.run(launched())
+    yield f"http://127.0.0.1:{port}", session
+    blocks.close(verbose=False)
+    session.engine.close()
+
+
+def test_page_and_programs_share_a_server_and_a_queue(beside: tuple[str, Session]) -> None:
+    address, session = beside
+    assert "inside" in httpx.get(address).text
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
+        hello: Any = [{"role": "user", "content": "hello there"}]
+        wanted: Any = {"model": "toy", "messages": hello, "seed": 7, "max_tokens": 30}
+        found = client.chat.completions.create(**wanted)
+        chunks = client.chat.completions.create(**wanted, stream=True)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks)
+        assert text == found.choices[0].message.content
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(**(wanted | {"model": "other"}))
+    own = {"origin": address, "sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}
+    assert httpx.get(f"{address}/v1/models", headers=own).status_code == 200
+    foreign = {"origin": "http://evil.example"}
+    refused = httpx.get(f"{address}/v1/models", headers=foreign)
+    assert refused.status_code == 403 and "error" in refused.json()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
+    beside: tuple[str, Session], streamed: bool
+) -> None:
+    address, session = beside
+    url = httpx.URL(address)
+    queue = session.engine.queue  # type: ignore[attr-defined]
+    body = json.dumps(
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 4000,
+            "stream": streamed,
+            "temperature": 0,
+            "speculative": False,
+        }
+    )
+    host = f"{url.host}:{url.port}"
+    with socket.create_connection((url.host, url.port)) as raw:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+        raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        until(lambda: queue.running is not None)
+    until(lambda: queue.running is None)
+    assert 'finished_reason="abort"} 1' in httpx.get(f"{address}/metrics").text
+
+
+def until(wanted: Any) -> None:
+    """Wait until it is so."""
+    for _ in range(4000):
+        if wanted():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("It never was so.")
+
+
+def test_the_api_needs_no_gradio_to_be_imported() -> None:
+    code = (
+        "import sys\n"
+        "import app.cli, app.api.build, app.api.server, app.service.session\n"
+        "print([n for n in ('gradio', 'plotly', 'torch', 'transformers') if n in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
