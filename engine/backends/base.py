@@ -72,7 +72,7 @@ class Scores(Protocol):
         """The target's unwarped probability of `token` after `row`."""
 
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
-        """So many of the likeliest tokens after `row` with these probabilities, in falling order."""
+        """The likeliest tokens after `row`, so many, with these probabilities in falling order."""
 
 
 class Backend(Protocol):
