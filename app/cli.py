@@ -161,7 +161,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     from storage.statistics import open_table
 
     statistics = (folder / leftovers.STATISTICS, ASSETS / "statistics")
-    each = 1 if options.public else MOST_WAITING
+    each = 1 if options.public and options.page else MOST_WAITING
     make = partial(Local, partial(open_table, statistics), each=each)
     engine = stack.enter_context(closing(Remote(make)))
     name, law = title_of(settled(options.model)), sampler(options.model)
