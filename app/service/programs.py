@@ -109,6 +109,12 @@ class Sessions:
             self.forget(*key)
         return name
 
+    def leave(self, owner: str, name: str) -> None:
+        """Nothing was read there: what was said is too long to be remembered."""
+        with self.lock:
+            self.known.pop((owner, name), None)
+        self.forget(owner, name)
+
     def grow(self, owner: str, name: str, text: str) -> None:
         """This was answered there."""
         with self.lock:
@@ -199,8 +205,10 @@ class Programs:
                     yield event
                 else:
                     learning.take(event)
-        except BaseException:
+        except BaseException as error:
             stream.stop()
+            if isinstance(error, PromptError):
+                self.sessions.leave(owner, name)
             raise
         finally:
             # What it said by now is learned, however it ends.

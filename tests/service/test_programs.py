@@ -162,6 +162,7 @@ def test_messages_that_do_not_fit_are_refused_not_left_out(session: Session) -> 
     assert "oldest messages" in str(refused.value)
     with pytest.raises(PromptError, match="Shorten it"):
         ask(session, asking("x" * 9000))
+    assert session.programs.sessions.known == {}, "and are not remembered"
     assert text_of(ask(session, asking("hello"))), "and the next one is answered"
 
 

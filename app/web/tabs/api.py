@@ -52,14 +52,15 @@ def build(tab: gr.Tab, session: Session) -> Parts:
                 elem_id="api-on",
             )
             state = gr.HTML(elem_id="api-state", apply_default_css=False)
+            curl, python = (
+                gr.Textbox(label=label, buttons=["copy"], interactive=False, elem_id=element)
+                for label, element in (("On a terminal", "api-curl"), ("In Python", "api-python"))
+            )
         with gr.Column(elem_classes="card", min_width=320):
             gr.HTML("<h3>Keys</h3>")
             keys = gr.HTML(elem_id="api-keys", apply_default_css=False)
-            with gr.Row():
-                name = gr.Textbox(
-                    label="Name of a new key", placeholder="such as: Open WebUI", elem_id="api-name"
-                )
-                make = gr.Button("Make a key", size="sm", min_width=60, elem_id="api-make")
+            name = gr.Textbox(label="Name of a new key, such as Open WebUI", elem_id="api-name")
+            make = gr.Button("Make a key", size="sm", min_width=60, elem_id="api-make")
             secret = gr.Textbox(
                 label="The new key. It is shown this once: copy it now.",
                 buttons=["copy"],
@@ -72,10 +73,6 @@ def build(tab: gr.Tab, session: Session) -> Parts:
             with gr.Row(visible=False, elem_classes="asking") as row:
                 yes = gr.Button("Revoke it", size="sm", variant="stop", min_width=60)
                 no = gr.Button("Keep it", size="sm", min_width=60)
-    curl, python = (
-        gr.Textbox(label=label, lines=6, buttons=["copy"], interactive=False, elem_id=element)
-        for label, element in (("On a terminal", "api-curl"), ("In Python", "api-python"))
-    )
     asking = (row, yes, no)
     return Parts(tab, switch, state, keys, name, make, secret, which, revoke, asking, curl, python)
 
