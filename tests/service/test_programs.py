@@ -1,5 +1,6 @@
 """Answers for other programs: one queue, sessions that are found again, owners kept apart."""
 
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -181,6 +182,11 @@ class Held(Counting):
     def __init__(self) -> None:
         super().__init__()
         self.entered, self.go = threading.Event(), threading.Event()
+        self.prompts: list[str] = []
+
+    def prefill(self, tokens: Any, cancelled: Any) -> Any:
+        self.prompts.append(self.detokenize(tokens))
+        return super().prefill(tokens, cancelled)
 
     def score(self, *arguments: Any) -> Any:
         self.entered.set()
@@ -205,15 +211,11 @@ def background(work: Any) -> tuple[threading.Thread, list[Any]]:
 
 def test_the_page_and_every_key_take_turns(db: Database) -> None:
     """A key with many requests does not keep the page waiting for all of them."""
-    model, ended = Held(), list[str]()
+    model = Held()
     session = Session(Local(backend=model), db)
 
     def one(owner: str) -> Any:
-        def work() -> None:
-            ask(session, asking("hello", tokens=3), owner)
-            ended.append(owner)
-
-        return background(work)
+        return background(lambda: ask(session, asking(f"I am {owner}.", tokens=3), owner))
 
     first = one(PROGRAM)
     assert model.entered.wait(20)
@@ -226,7 +228,8 @@ def test_the_page_and_every_key_take_turns(db: Database) -> None:
     model.go.set()
     for thread, _ in [first, *others]:
         thread.join(20)
-    assert ended == [PROGRAM, OTHER, "local", PROGRAM, PROGRAM, PROGRAM]
+    turns = [re.findall(r"I am (.*?)\.", prompt)[0] for prompt in model.prompts]
+    assert turns == [PROGRAM, OTHER, "local", PROGRAM, PROGRAM, PROGRAM]
     session.engine.close()
 
 

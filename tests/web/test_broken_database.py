@@ -29,7 +29,7 @@ from tests.web.test_tabs import made
 
 FEW = 1
 """Repeats and tokens: what is tried is the telling, not the answers."""
-REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
+REQUEST: Any = SimpleNamespace(username=None, session_hash="page", headers={})
 
 
 def overwrite(path: Path) -> None:
