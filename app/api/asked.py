@@ -128,7 +128,8 @@ def wanted(kind: Kind, body: Body, info: BackendInfo) -> Wanted:
     method = method_of(body.get("speculative"))
     basic = Request((), (), generation, method, likeliest=likeliest or 0)
     if kind == "chat":
-        prompts = [replace(basic, messages=messages_of(body))]
+        messages, begun = messages_of(body)
+        prompts = [replace(basic, messages=messages, begun=begun)]
     else:
         prompts = prompts_of(body, basic, info)
     if len(prompts) * count > MOST_CHOICES:
@@ -263,9 +264,9 @@ def method_of(given: Any) -> Method:
 # what is answered
 
 
-def messages_of(body: Body) -> tuple[Message, ...]:
+def messages_of(body: Body) -> tuple[tuple[Message, ...], str]:
     """The conversation, as the page would put it: messages in a row by one role become one, and
-    empty ones are left out."""
+    empty ones are left out. Where the last one is the assistant's, the answer begins with it."""
     given = body.get("messages")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_MESSAGES:
         raise refused(
@@ -281,13 +282,14 @@ def messages_of(body: Body) -> tuple[Message, ...]:
         if found and found[-1].role == message.role:
             message = Message(message.role, f"{found.pop().content}\n\n{message.content}")
         found.append(message)
+    begun = found.pop().content if found and found[-1].role == "assistant" else ""
     if not found or found[-1].role != "user":
         raise refused(
-            "The last message has to be the user's, and must not be empty. An answer of the "
-            "assistant is not gone on with.",
+            "The last message has to be the user's, and must not be empty. Behind it there may be "
+            "the beginning of the answer.",
             "messages",
         )
-    return tuple(found)
+    return tuple(found), begun
 
 
 def message_of(given: Any, name: str) -> Message:

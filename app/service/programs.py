@@ -58,13 +58,9 @@ def beginnings(left: str, right: str) -> int:
 def said(request: Request) -> str:
     """What a request says as one text: those that go on with it begin with it."""
     if request.messages:
-        return "".join(map(turn, (m.role for m in request.messages), texts_of(request)))
+        turns = (turn(message.role, message.content) for message in request.messages)
+        return "".join(turns) + (turn("assistant", request.begun) if request.begun else "")
     return f"\1{request.text}" if request.text else "\2" + "".join(map(chr, request.prompt))
-
-
-def texts_of(request: Request) -> list[str]:
-    """The contents of its messages."""
-    return [message.content for message in request.messages]
 
 
 def turn(role: str, content: str) -> str:
@@ -216,7 +212,8 @@ class Programs:
                 for event in events:
                     learning.take(event)
             reply = "".join(text)
-            self.sessions.grow(owner, name, turn("assistant", reply) if wanted.messages else reply)
+            begins = wanted.messages and not wanted.begun
+            self.sessions.grow(owner, name, turn("assistant", reply) if begins else reply)
 
 
 class Learning:

@@ -266,6 +266,20 @@ def test_the_figures_are_true(program: openai.OpenAI) -> None:
     assert timings["cache_n"] == usage.prompt_tokens_details.cached_tokens
 
 
+def test_an_answer_goes_on_where_it_stopped(program: openai.OpenAI) -> None:
+    """Word for word what it would have said."""
+    whole = said_by_the_page(7)
+    begun: list[Any] = [*HELLO, {"role": "assistant", "content": whole[:21]}]
+    found = program.chat.completions.create(
+        model="toy", messages=begun, seed=7, temperature=0.8, max_tokens=50 - 21
+    )
+    assert found.choices[0].message.content == whole[21:]
+    stopped = program.chat.completions.create(
+        model="toy", messages=begun, seed=7, temperature=0.8, max_tokens=50, stop=whole[30:32]
+    )
+    assert stopped.choices[0].message.content == whole[21 : whole.index(whole[30:32], 21)]
+
+
 # who may ask
 
 
@@ -451,6 +465,7 @@ HOSTILE: list[str | bytes] = [
     chat(messages=[{"role": "user", "content": [{"type": "text", "text": 5}]}]),
     chat(messages=[{"role": "user", "content": "x", "tool_calls": [1]}]),
     chat(messages=[{"role": "assistant", "content": "And so"}]),
+    chat(messages=[{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]),
     chat(messages=[{"role": "system", "content": "only this"}]),
     chat(messages=HELLO * 5000),
     chat(messages=[{"role": "user", "content": "x" * 100_000}]),

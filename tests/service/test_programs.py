@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,16 @@ def test_two_conversations_at_a_time_stay_in_the_cache(session: Session) -> None
         longer = asking(request.messages[0].content, answer, "more?")
         tokens, known = reused(ask(session, longer))
         assert tokens - known < 40
+
+
+def test_an_answer_that_goes_on_reads_nothing_again(session: Session) -> None:
+    whole = text_of(ask(session, asking("hello there", seed=7, tokens=40)))
+    begun = replace(asking("hello there", seed=7, tokens=20), begun=whole[:20])
+    events = ask(session, begun)
+    tokens, known = reused(events)
+    assert text_of(events) == whole[20:] and known == tokens - 1
+    further = replace(begun, begun=whole)
+    assert reused(ask(session, further))[1] >= tokens
 
 
 def test_questions_behind_one_long_text_share_its_cache(session: Session) -> None:
