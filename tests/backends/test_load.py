@@ -56,6 +56,27 @@ def test_what_is_known_of_a_loaded_model(embedded: Any) -> None:
     assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 16
 
 
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_text_of_another_program_begins_as_the_tokenizer_wants(folder: Path, adds: bool) -> None:
+    """A token that begins a text may be known and not wanted, as GPT-2's."""
+    path = folder / "tokenizer.json"
+    begins = [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    change(
+        path,
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": begins if adds else begins[1:],
+            "pair": begins,
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+    )
+    info = load(folder).info
+    assert info.begin == ("<s>" if adds else "")
+
+
 def test_the_context_is_the_smaller_of_the_models_and_the_wanted_one(sound: Path) -> None:
     assert load(sound).info.context_length == 256
     assert load(sound, context_length=100).info.context_length == 100

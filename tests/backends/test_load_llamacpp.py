@@ -548,6 +548,7 @@ def test_a_text_begins_with_its_token_once_where_the_file_asks_for_it(
     )
     backend = opened_gguf(path)
     assert backend.render([Message("user", "hi")]) == (begun if add else plain)
+    assert backend.info.begin == ("<s>" if add else ""), "a text of another program begins so"
     assert (backend.tokenize(begun)[0] == 0) and backend.tokenize("hi")[0] != 0
 
 
