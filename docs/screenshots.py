@@ -81,8 +81,21 @@ def tour(page: Page, address: str) -> None:
         page.get_by_role("tab", name=name).click()
         page.wait_for_timeout(3000)
         page.screenshot(path=IMAGES / f"{name.lower()}-light.png", full_page=True)
+    api(page)
     stack(page)
     models(page)
+
+
+def api(page: Page) -> None:
+    """The API switched on, with a key that was just made. Its database goes with the pictures."""
+    page.get_by_role("tab", name="API").click()
+    page.get_by_label("Answer other programs").check()
+    expect(page.locator("#api-state code")).to_be_visible()
+    page.locator("#api-name").locator("input, textarea").fill("Open WebUI")
+    page.click("#api-make")
+    expect(page.locator("#api-secret")).to_be_visible()
+    page.wait_for_timeout(1000)
+    page.screenshot(path=IMAGES / "api-light.png", full_page=True)
 
 
 def stack(page: Page) -> None:
