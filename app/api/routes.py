@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from app.api import prometheus
 from app.api.answers import Reply
@@ -51,6 +52,20 @@ def answer(data: Any, status: int = 200, headers: dict[str, str] | None = None) 
 def event(data: Any) -> bytes:
     """A server-sent event."""
     return b"data: " + encoded(data) + b"\n\n"
+
+
+class Stream(StreamingResponse):
+    """A stream whose request ends with it, also where it never began."""
+
+    def __init__(self, body: AsyncGenerator[bytes, None], running: Running) -> None:
+        super().__init__(body, headers=EVENTS)
+        self.running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.running.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +237,7 @@ class Api:
                 return Response(status_code=GONE)
         finally:
             left.cancel()
-        return StreamingResponse(self.chunks(running, first), headers=EVENTS)
+        return Stream(self.chunks(running, first), running)
 
     async def chunks(
         self, running: Running, coming: asyncio.Future[Arrival]
@@ -250,7 +265,6 @@ class Api:
                 yield DONE
         finally:
             coming.cancel()
-            running.stop()
 
 
 def written(reply: Reply, news: News) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The API as programs meet it: over HTTP, with OpenAI's client, and with whatever else comes."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -14,8 +15,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.requests import ClientDisconnect
 
 from app.api import routes
+from app.api.asked import wanted
+from app.api.running import Running
 from app.http.login import BY_ALL, BY_SOURCE
 from app.service.programs import MOST_EACH
 from app.service.session import Session
@@ -667,6 +671,29 @@ def test_a_program_that_leaves_ends_its_answer(
     if waits:
         first.join(30)
     blocker.close()
+
+
+def test_a_stream_that_never_begins_ends_its_answer_too(held: tuple[Served, Held]) -> None:
+    """The program has left before the first byte was sent."""
+    server, model = held
+
+    async def send(message: Any) -> None:
+        raise OSError("The program has left.")
+
+    async def asked() -> None:
+        body = {"messages": HELLO, "stream": True, "max_tokens": 3000, "speculative": False}
+        found = wanted("chat", body, server.session.engine.state.info)
+        running = Running(server.api.service, "api", found)
+        first = asyncio.ensure_future(running.next())
+        await asyncio.wait((first,))
+        stream = routes.Stream(server.api.chunks(running, first), running)
+        with pytest.raises(ClientDisconnect):
+            await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, send, send)
+
+    asyncio.run(asked())
+    model.go.set()
+    until(lambda: not server.session.programs.asking)
+    assert model.steps[0] < 200
 
 
 def test_who_asks_too_often_is_told_to_come_later(held: tuple[Served, Held]) -> None:
