@@ -16,6 +16,7 @@ from engine.drafting.budget import Budget
 from engine.drafting.controller import DraftController, way
 from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
+from engine.recorded import recorded
 from engine.settings import Drafting, Generation
 from engine.text import TextStream
 from engine.tree import Tree
@@ -142,10 +143,13 @@ class DecodeLoop:
         backend.accept(rows[: len(emitted) - 1])
         tokens += chosen[: len(emitted)]
         self.pending.add(len(emitted))
+        guessed = recorded(tree, scores, rows[: len(emitted)])
         times = clocked(clock, drafted, scored, sampled, perf_counter())
         plain = controller.plain_seconds(len(tree), len(emitted), times, read - clock)
         counts = count(tree, rows[: len(emitted)], work) | {"plain_seconds": plain}
-        step = Step(self.index, tuple(emitted), **counts, **times, finish=answer.finish)
+        step = Step(
+            self.index, tuple(emitted), **counts, **times, finish=answer.finish, tree=guessed
+        )
         if not again:
             controller.observe(step, learning=learned - read)
         self.index += 1

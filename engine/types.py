@@ -197,6 +197,8 @@ class Step:
 
     `plain_seconds` is what plain decoding would have taken for these tokens at the load of this
     very moment; None where that is not known. A step that proposed nothing is a plain step.
+
+    `tree` is what was guessed (engine/recorded.py): None where that was not recorded.
     """
 
     index: int
@@ -212,6 +214,7 @@ class Step:
     levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     finish: Finish | None = None
     plain_seconds: float | None = field(default=None, compare=False)
+    tree: bytes | None = field(default=None, compare=False)
 
     @property
     def seconds(self) -> float:

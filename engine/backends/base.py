@@ -71,6 +71,9 @@ class Scores(Protocol):
     def probability(self, row: int, token: int) -> float:
         """The target's unwarped probability of `token` after `row`."""
 
+    def known(self, row: int, token: int) -> float:
+        """The same where telling it takes as good as nothing; 0 where it would take a reading."""
+
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
         """The likeliest tokens after `row`, so many, with these probabilities in falling order."""
 

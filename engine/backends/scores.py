@@ -43,6 +43,9 @@ class LogitScores:
     def probability(self, row: int, token: int) -> float:
         return self.selected(row).probability(float(self.row(row)[token]))
 
+    def known(self, row: int, token: int) -> float:
+        return self.probability(row, token) if row in self.rows else 0.0
+
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
         logits, choice = self.row(row), self.selected(row)
         best = np.argpartition(logits, -count)[-count:] if count < logits.size else logits.argsort()
