@@ -290,6 +290,27 @@ CREATE TABLE switches (
 """,
     ),
     (
+        # What was guessed, and sums by which an answer is told in one sentence. A step without
+        # tokens was cancelled, and counts for nothing.
+        "0015-why",
+        """
+ALTER TABLE steps ADD COLUMN tree BLOB;
+ALTER TABLE runs ADD COLUMN accepted_tokens INTEGER;
+ALTER TABLE runs ADD COLUMN plain_seconds REAL;
+ALTER TABLE runs ADD COLUMN proof TEXT;
+UPDATE runs SET (accepted_tokens, plain_seconds) = (
+    SELECT
+        CAST(total((
+            SELECT total(value) FROM json_each(
+                CASE WHEN typeof(accepted) = 'text' AND json_valid(accepted) THEN accepted END
+            ) WHERE type = 'integer'
+        )) AS INTEGER),
+        CASE WHEN count(plain_seconds) = count(*) THEN sum(plain_seconds) END
+    FROM steps WHERE run = runs.id AND tokens != '[]'
+);
+""",
+    ),
+    (
         # Where a conversation stands in the list.
         "0016-folders",
         """

@@ -22,7 +22,7 @@ def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) ->
     handle.conn.executemany(
         "INSERT INTO steps (run, position, tokens, proposed, accepted, by_depth, "
         "draft_seconds, verify_seconds, sample_seconds, other_seconds, plain_seconds, look_ups, "
-        "levels, finish) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "levels, finish, tree) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         ((run_id, *_row(step)) for step in steps),
     )
 
@@ -39,7 +39,7 @@ def read(db: Database, run_id: str, start: int = 0, limit: int = -1) -> tuple[St
     many. Raises whatever rows that were not stored here lead to."""
     rows = db.execute_read(
         "SELECT position, tokens, proposed, accepted, by_depth, draft_seconds, verify_seconds, "
-        "sample_seconds, other_seconds, plain_seconds, look_ups, levels, finish FROM steps "
+        "sample_seconds, other_seconds, plain_seconds, look_ups, levels, finish, tree FROM steps "
         "WHERE run = ? ORDER BY position LIMIT ? OFFSET ?",
         [run_id, limit, start],
     )
@@ -92,11 +92,13 @@ def _row(step: Step) -> tuple[Any, ...]:
         json.dumps(dict(step.look_ups)),
         json.dumps(dict(step.levels)),
         step.finish,
+        step.tree,
     )
 
 
 def _step(row: tuple[Any, ...]) -> Step:
-    index, tokens, proposed, accepted, by_depth, *seconds, plain, look_ups, levels, finish = row
+    index, tokens, proposed, accepted, by_depth, *rest, look_ups, levels, finish, tree = row
+    *seconds, plain = rest
     draft, verify, sample, other = map(float, seconds)
     return Step(
         index=int(index),
@@ -112,6 +114,7 @@ def _step(row: tuple[Any, ...]) -> Step:
         levels={name: (int(n[0]), int(n[1]), int(n[2])) for name, n in json.loads(levels).items()},
         finish=cast(Finish | None, finish),
         plain_seconds=None if plain is None else float(plain),
+        tree=tree if isinstance(tree, bytes) else None,
     )
 
 

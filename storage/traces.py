@@ -8,7 +8,7 @@ there are, and extended by those that follow. A run that is damaged in the file 
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from engine.errors import StorageError
 from engine.types import Learned, Part, Prefill, Run, Step
 from storage import digests
 from storage import steps as rows_of
-from storage.columns import as_text
+from storage.columns import as_text, from_json, to_json
 from storage.conversations import Conversations
 from storage.database import Database, pack_tokens, unpack_tokens
 
@@ -103,6 +103,18 @@ class Mark(NamedTuple):
     speedup: float | None
 
 
+class Worth(NamedTuple):
+    """What the run of an answer came to: its tokens, those of them that were guessed, the seconds
+    of the whole answer, and what plain decoding would have taken at the same load; None where that
+    is not known. `proof` is what a proof in the background found, {} where there was none."""
+
+    tokens: int
+    guessed: int
+    seconds: float
+    plain_seconds: float | None
+    proof: Mapping[str, Any]
+
+
 class Traces:
     """One owner's runs."""
 
@@ -148,6 +160,8 @@ class Traces:
                     "prefill_seconds": prefill.seconds,
                     "plain_prefill_seconds": prefill.plain_seconds,
                     "emitted_tokens": 0,
+                    "accepted_tokens": 0,
+                    "plain_seconds": 0.0,
                     "decode_seconds": 0.0,
                     "forwards": 0,
                     "created": time.time(),
@@ -167,14 +181,19 @@ class Traces:
         """
         forwards = [step for step in steps if step.tokens]
         tokens = sum(len(step.tokens) for step in forwards)
+        accepted = sum(sum(step.accepted.values()) for step in forwards)
         seconds = sum(step.seconds for step in forwards)
+        plain = [step.plain_seconds for step in forwards]
+        # A sum that lacks one step is none: NULL stays NULL whatever is added.
+        known = None if None in plain else sum(filter(None, plain))
         learning = None if learned is None else learned.seconds
         with self._db.write() as handle:
             found = handle.execute(
-                "UPDATE runs SET emitted_tokens = emitted_tokens + ?, forwards = forwards + ?, "
-                "decode_seconds = decode_seconds + ?, learning_seconds = ? "
-                "WHERE id = ? AND owner = ?",
-                [tokens, len(forwards), seconds, learning, run_id, self._owner],
+                "UPDATE runs SET emitted_tokens = emitted_tokens + ?, "
+                "accepted_tokens = accepted_tokens + ?, forwards = forwards + ?, "
+                "decode_seconds = decode_seconds + ?, plain_seconds = plain_seconds + ?, "
+                "learning_seconds = ? WHERE id = ? AND owner = ?",
+                [tokens, accepted, len(forwards), seconds, known, learning, run_id, self._owner],
             )
             if not found.rowcount:
                 raise self._missing(run_id)
@@ -213,6 +232,38 @@ class Traces:
                 "UPDATE runs SET speedup = ?, decode_speedup = ? WHERE id = ? AND owner = ?",
                 [speedup, decode_speedup, run_id, self._owner],
             )
+
+    def prove(self, run_id: str, proof: Mapping[str, Any]) -> None:
+        """Store what a proof of a run found, as JSON can hold it; nothing for a run that is gone.
+        """
+        with self._db.write() as handle:
+            handle.execute(
+                "UPDATE runs SET proof = ? WHERE id = ? AND owner = ?",
+                [to_json(dict(proof)), run_id, self._owner],
+            )
+
+    def worths(self, conversation_id: str) -> dict[str, Worth]:
+        """What the answers of a conversation came to, by run; a damaged one is left out."""
+        found = {}
+        for run_id, *row in self._db.execute_read(
+            "SELECT id, emitted_tokens, accepted_tokens, prefill_seconds + decode_seconds + "
+            "coalesce(learning_seconds, 0), coalesce(plain_prefill_seconds, prefill_seconds) + "
+            "plain_seconds, proof FROM runs WHERE conversation = ? AND owner = ?",
+            [conversation_id, self._owner],
+        ):
+            with suppress(*MISSHAPEN):
+                tokens, guessed, seconds, plain, proof = row
+                told = from_json(proof)
+                worth = int(tokens), int(guessed), float(seconds), _known(plain)
+                found[run_id] = Worth(*worth, told if isinstance(told, dict) else {})
+        return found
+
+    def steps(self, run_id: str, first: int = 0, most: int = -1) -> tuple[Step, ...]:
+        """The steps of a run from number `first` on, at most so many where that is not negative."""
+        with self._db.read():
+            self._row("runs.id FROM runs", run_id)
+            with _checked(run_id):
+                return rows_of.read(self._db, run_id, first, most)
 
     def get(self, run_id: str) -> Trace:
         """A run's line of the history; `StorageError` when this owner has none of that id."""

@@ -199,3 +199,51 @@ def test_a_run_without_steps_hinders_no_migration(old: sqlite3.Connection, tmp_p
         (message,) = Conversations(db, "ada").messages("c")
         assert message.content == "x" and not message.pieces
         assert Traces(db, "ada").load("answer").prefill == Prefill(12, 4)
+
+
+def test_what_was_guessed_is_counted_in_old_runs_and_not_invented(
+    old: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """Their sums follow from their steps; what nobody recorded stays unknown."""
+    ended = Step(len(STEPS), (), {"context": 9}, {"context": 9}, finish="cancelled")
+    add_run(old, "whole", [*STEPS, ended])
+    add_run(old, "damaged", STEPS)
+    damage = ("'[oops'", "x'00ff'", '\'{"context": "many", "model": 2}\'', "'{\"a\": 9e99}'")
+    for at, value in enumerate(damage):
+        query = f"UPDATE steps SET accepted = {value} WHERE run = 'damaged' AND position = {at}"
+        old.execute(query)
+    with Database(tmp_path / "strata.db") as db:
+        traces = Traces(db, "ada")
+        worth = traces.worths("c")
+        assert worth["whole"].guessed == len(STEPS) and worth["whole"].plain_seconds is None
+        assert worth["damaged"].guessed == len(STEPS) - len(damage) + 2
+        assert worth["whole"].proof == {} and worth["whole"].tokens == 2 * len(STEPS)
+        assert [step.tree for step in traces.steps("whole")] == [None] * (len(STEPS) + 1)
+
+
+def test_a_run_of_the_version_before_knows_its_plain_seconds(tmp_path: Path) -> None:
+    """Where each of its steps knew them."""
+    with Database(tmp_path / "strata.db") as db:
+        traces, conversation = Traces(db, "ada"), Conversations(db, "ada").create()
+        runs = {
+            traces.save(Run(prefill=Prefill(3, 0, 0.5, 0.25), steps=steps), conversation.id): steps
+            for steps in (timed(1.0, 2.0), timed(1.0, None), ())
+        }
+        told = traces.worths(conversation.id)
+        with db.write() as handle:
+            handle.execute("UPDATE runs SET accepted_tokens = NULL, plain_seconds = NULL")
+            script = dict(migrations.MIGRATIONS)["0015-why"]
+            handle.execute(script[script.index("UPDATE") :].rstrip().rstrip(";"))
+        again = traces.worths(conversation.id)
+        whole, unknown, empty = runs
+        assert again[whole] == told[whole] and told[whole].plain_seconds == 3.25
+        assert again[unknown] == told[unknown] and told[unknown].plain_seconds is None
+        assert again[empty].tokens == told[empty].tokens == 0
+
+
+def timed(*plain: float | None) -> tuple[Step, ...]:
+    """Steps that would have taken so long plainly."""
+    return tuple(
+        Step(at, (Token(1, at, "target"),), plain_seconds=seconds)
+        for at, seconds in enumerate(plain)
+    )

@@ -14,7 +14,7 @@ from engine.types import Learned, Part, Prefill, Run, Step, Token
 from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.traces import Filter, Trace, Traces
+from storage.traces import Filter, Trace, Traces, Worth
 
 STEPS = (
     Step(
@@ -35,6 +35,7 @@ STEPS = (
         levels={"draft:<b>tiny</b>": (4, 3, 2)},
         finish="length",
         plain_seconds=0.1 + 0.7,
+        tree=b"\x00\xff" * 9,
     ),
     Step(index=1, tokens=(Token(2, 103, "target"),), finish="eos"),
 )
@@ -401,3 +402,51 @@ def test_another_version_answered_what_leads_to_it(db: Database, traces: Traces)
     assert traces.count() == 1 and [title for _, title in traces.conversations(9)] == ["a title"]
     store.undo(token)
     assert traces.asked(second.id) and traces.count() == 2
+
+
+# what answers came to
+
+
+def test_the_answers_of_a_conversation_say_what_they_came_to(db: Database, traces: Traces) -> None:
+    talk = Conversations(db, "ada").create()
+    blank = Step(2, (), {"context": 5}, {"context": 5}, finish="cancelled", verify_seconds=9.0)
+    id = traces.save(replace(RUN, steps=(*STEPS, blank)), talk.id)
+    traces.save(RUN)
+    seconds = 0.1 + 0.2 + sum(step.seconds for step in STEPS) + 1e-3
+    # The second step does not know what it would have taken plainly, so nobody knows the sum.
+    worth = traces.worths(talk.id)
+    assert worth == {id: Worth(4, 2, pytest.approx(seconds), None, {})}
+    plain = traces.save(replace(RUN, steps=STEPS[:1]), talk.id)
+    told = traces.worths(talk.id)[plain].plain_seconds
+    assert told == pytest.approx(0.1 + 0.1 + 0.1 + 0.7)
+    assert Traces(db, "bob").worths(talk.id) == {}
+
+
+def test_a_proof_is_kept_with_its_run_by_its_owner_alone(db: Database, traces: Traces) -> None:
+    talk = Conversations(db, "ada").create()
+    id = traces.save(RUN, talk.id)
+    found = {"same": True, "speedup": 1.8, "odd": "\ud800 <b>"}
+    Traces(db, "bob").prove(id, {"same": False})
+    assert traces.worths(talk.id)[id].proof == {}
+    traces.prove(id, found)
+    assert traces.worths(talk.id)[id].proof == {**found, "odd": "\ufffd <b>"}
+    for damage in ("'[1]'", "'{'", "x'00'", "7"):
+        with db.write() as handle:
+            handle.execute(f"UPDATE runs SET proof = {damage}")
+        assert traces.worths(talk.id)[id].proof == {}
+    with db.write() as handle:
+        handle.execute("UPDATE runs SET emitted_tokens = 'many'")
+    assert traces.worths(talk.id) == {}
+    traces.prove("gone", found)
+
+
+def test_steps_are_read_in_pages(db: Database, traces: Traces) -> None:
+    steps = tuple(Step(at, (Token(1, at, "target"),), tree=b"") for at in range(9))
+    id = traces.save(replace(RUN, steps=steps))
+    assert traces.steps(id) == steps and traces.steps(id, 7) == steps[7:]
+    assert traces.steps(id, 2, 3) == steps[2:5] and traces.steps(id, 9, 3) == ()
+    with pytest.raises(StorageError, match="no run"):
+        Traces(db, "bob").steps(id)
+    with db.write() as handle:
+        handle.execute("UPDATE steps SET tree = 'text' WHERE position = 0")
+    assert traces.steps(id)[0].tree is None, "as one that was not recorded"
