@@ -74,6 +74,18 @@ class ModelNgrams:
             )
         )
 
+    def follows(self, key: Sequence[int], token: int) -> tuple[int, int]:
+        """How often `token` followed these last tokens, and how often anything did: each answer
+        counts once for every n-gram of it that ends so."""
+        tail, size = pack_tokens(key), 4 * (len(key) + 1)
+        rows = self._db.execute_read(
+            "SELECT coalesce(sum(CASE WHEN substr(tokens, -4) = ? THEN documents END), 0), "
+            "coalesce(sum(documents), 0) FROM ngrams WHERE owner = ? AND fingerprint = ? "
+            "AND length(tokens) >= ? AND substr(tokens, -?, ?) = ?",
+            [pack_tokens([token]), *self._key, size, size, size - 4, tail],
+        )
+        return int(rows[0][0]), int(rows[0][1])
+
     def learn(self, grams: Iterable[tuple[int, ...]]) -> int:
         """Count one answer's n-grams, each once; the number of distinct ones.
 

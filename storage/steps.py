@@ -8,13 +8,21 @@ back equal to those that were stored, timings included.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import sqlite_utils
 
 from engine.types import Finish, Step, Token
 from storage.columns import as_text, from_json
 from storage.database import Database
+
+
+class Said(NamedTuple):
+    """One token of a run: the step that emitted it, its number, its text."""
+
+    step: int
+    id: int
+    text: str
 
 
 def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) -> None:
@@ -44,6 +52,13 @@ def read(db: Database, run_id: str, start: int = 0, limit: int = -1) -> tuple[St
         [run_id, limit, start],
     )
     return tuple(map(_step, rows))
+
+
+def said(db: Database, run_id: str) -> list[Said]:
+    """The tokens of a run, in order. Raises whatever damaged rows lead to."""
+    query = "SELECT position, tokens FROM steps WHERE run = ? ORDER BY position"
+    found = parsed(db.execute_read(query, [run_id]))
+    return [Said(step, int(id), str(text)) for step, (id, _, _, _, text, _) in found]
 
 
 def tokens(db: Database, messages: str) -> dict[str, list[tuple[int, object]]]:

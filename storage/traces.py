@@ -22,6 +22,7 @@ from storage import steps as rows_of
 from storage.columns import as_text, from_json, to_json
 from storage.conversations import Conversations
 from storage.database import Database, pack_tokens, unpack_tokens
+from storage.steps import Said
 
 Kind = Literal["chat", "compare"]
 TRACE_COLUMNS = """runs.id, conversation, kind, model, fingerprints.name, method, emitted_tokens,
@@ -234,8 +235,7 @@ class Traces:
             )
 
     def prove(self, run_id: str, proof: Mapping[str, Any]) -> None:
-        """Store what a proof of a run found, as JSON can hold it; nothing for a run that is gone.
-        """
+        """Store what a proof of a run found, as JSON can hold it; nothing where that is gone."""
         with self._db.write() as handle:
             handle.execute(
                 "UPDATE runs SET proof = ? WHERE id = ? AND owner = ?",
@@ -257,6 +257,13 @@ class Traces:
                 worth = int(tokens), int(guessed), float(seconds), _known(plain)
                 found[run_id] = Worth(*worth, told if isinstance(told, dict) else {})
         return found
+
+    def said(self, run_id: str) -> list[Said]:
+        """The tokens of a run, in order."""
+        with self._db.read():
+            self._row("runs.id FROM runs", run_id)
+            with _checked(run_id):
+                return rows_of.said(self._db, run_id)
 
     def steps(self, run_id: str, first: int = 0, most: int = -1) -> tuple[Step, ...]:
         """The steps of a run from number `first` on, at most so many where that is not negative."""

@@ -30,6 +30,7 @@ from app.service.stores import Stores
 from app.service.tasks import Tasks
 from app.service.titles import Titles
 from app.service.watches import Watches
+from app.service.why import Why
 from engine.backends.base import BackendInfo
 from engine.engine import Engine, State
 from engine.loaded import NO_MODEL_INFO
@@ -106,6 +107,7 @@ class Session:
         self.programs = Programs(
             engine, database, self.tasks, self.current, self.stacks, self.stores, guests
         )
+        self.why = Why(database, self.current)
         engine.watch = self.follow
         self.follow(engine.state)
 
