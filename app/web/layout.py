@@ -21,8 +21,10 @@ from app.web.tabs import (
     databases,
     diagnostics,
     models,
+    replay,
     settings,
     stack,
+    why,
 )
 from app.web.tabs.loading import UPDATE_SECONDS
 from app.web.wiring import AT_ONCE, Event, Memory, Updates
@@ -45,9 +47,13 @@ STYLES = (
     "composer",
     "figures",
     "tabs",
+    "why",
     "small",
 )
 """The style sheets, in the order in which they are read: a later one has the last word."""
+
+DIAGNOSTICS = "diagnostics"
+"""The id of that tab, which replays answers."""
 
 SWITCH_THEME = """() => {
   const dark = document.body.classList.toggle("dark");
@@ -186,13 +192,14 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
         leave = gr.Button("Log out", size="sm", elem_id="log-out", visible=password)
         drafts, choice, access = None, None, None
-        with gr.Tabs(elem_id="tabs"):
+        with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.build()
                 talk = chat.build(session)
+                told = why.build()
             with gr.Tab("Compare"):
                 pair = compare.build(session)
-            with gr.Tab("Diagnostics") as tab:
+            with gr.Tab("Diagnostics", id=DIAGNOSTICS) as tab:
                 runs = diagnostics.build(tab, session)
             if not session.guests:
                 with gr.Tab("Stack") as tab:
@@ -209,6 +216,8 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         chat.wire(session, talk, controls, current, memory, refresh)
         compare.wire(session, pair, controls, memory)
         diagnostics.wire(session, runs, memory)
+        why.wire(session, talk.tokens, told, memory)
+        replay.wire_chat(session, runs.replay, talk.tokens, tabs, DIAGNOSTICS, memory)
         keep = settings.wire(session, controls, current, memory)
         follow = following(session, head, notices, talk, pair, runs, controls, drafts, current)
         waited = gr.State(0)

@@ -21,6 +21,7 @@ from app.service.session import Session
 from app.web import charts, render, run_html
 from app.web.plots import grid
 from app.web.saving import SAVE_FILE, saved
+from app.web.tabs import replay
 from app.web.token_view import token_view
 from app.web.verdicts import title_of
 from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, told
@@ -73,6 +74,7 @@ class Parts:
     outgoing: gr.Textbox
     costs: gr.HTML
     again: gr.Button | None
+    replay: replay.Parts
 
 
 def build(tab: gr.Tab, session: Session) -> Parts:
@@ -124,6 +126,7 @@ def build(tab: gr.Tab, session: Session) -> Parts:
             with gr.Row(elem_classes="pager"):
                 steps_csv = gr.Button("Save steps as CSV", size="sm", elem_id="steps-csv")
                 run_json = gr.Button("Save run as JSON", size="sm", elem_id="run-json")
+    played = replay.build()
     picks = gr.HTML(
         html_template="<span></span>",
         js_on_load=(ASSETS / "picks.js").read_text(encoding="utf-8"),
@@ -154,6 +157,7 @@ def build(tab: gr.Tab, session: Session) -> Parts:
         gr.Textbox(visible="hidden"),
         costs,
         again,
+        played,
     )
 
 
@@ -472,6 +476,7 @@ def said(store: Traces, run_id: str) -> render.Data:
 
 def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     """Connect the tab."""
+    replay.wire(session, parts.replay, parts.shown, memory)
     on = Handlers(session, parts)
     list_ = [parts.table, parts.ids, parts.start, parts.range, parts.newer, parts.older]
     step: list[Block] = [parts.step, parts.steps, parts.card]

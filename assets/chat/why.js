@@ -1,0 +1,183 @@
+// Why a token was fast: what else was guessed in its place, and where it was copied from. The
+// server is asked once for each token (app/web/tabs/why.py) and answers with "strata:why". What it
+// says is text: it becomes text nodes. The place a token was copied from is highlighted for as long
+// as what is said of it stands in the inspector.
+const ASKED_MS = 5000;
+const ASKED = 200; // tokens whose answers are remembered
+const LISTED = 4; // rejected guesses that are named
+const COPIED = "copied-from";
+const whys = new Map();
+const marks = window.CSS && CSS.highlights && window.Highlight ? CSS.highlights : null;
+let marked = null;
+
+// What is known of a token of the stored run, as a node for the inspector; null where that is
+// nothing. `token` is its number in the answer, `step` that of the step that emitted it.
+function explain(run, step, token) {
+  const key = JSON.stringify([run, step, token]);
+  if (!whys.has(key)) {
+    if (whys.size >= ASKED) whys.delete(whys.keys().next().value);
+    const asked = {};
+    asked.told = new Promise((resolve) => { asked.resolve = resolve; });
+    whys.set(key, asked);
+    setTimeout(() => {
+      asked.resolve(null);
+      if (!asked.known) whys.delete(key);
+    }, ASKED_MS);
+    trigger("explain", { run, step, token });
+  }
+  return whys.get(key).told.then((told) => told && explanation(told));
+}
+
+document.addEventListener("strata:why", ({ detail }) => {
+  const asked = whys.get(JSON.stringify([detail.run, detail.step, detail.token]));
+  if (!asked) return;
+  asked.known = true;
+  asked.resolve(detail);
+});
+
+function explanation(told) {
+  const node = document.createElement("span");
+  node.className = "why";
+  if (!told.recorded) {
+    node.append("What was guessed here was not recorded.");
+    return node;
+  }
+  const [kept] = told.accepted || [];
+  if (kept && kept.place) {
+    node.append(...copiedFrom(kept.place));
+    highlight(kept.place, node);
+  } else if (kept) {
+    node.append(evidence(kept));
+  } else if (!told.rejected) {
+    node.append("Nobody guessed a word here. ");
+  }
+  if (told.rejected) node.append(...rejections(told.rejected));
+  if (told.unseen) {
+    node.append(told.unseen === 1 ? "1 more guess" : told.unseen + " more guesses",
+      " of this step followed a wrong one, and the model did not look further there. ");
+  }
+  const replay = document.createElement("button");
+  replay.type = "button";
+  replay.className = "replay";
+  replay.textContent = "Replay";
+  replay.title = "Show this answer step by step, with all that was guessed";
+  replay.onclick = () => trigger("replay", { run: told.run, step: told.step });
+  node.append(replay);
+  return node;
+}
+
+function copiedFrom(place) {
+  const words = document.createElement("q");
+  const mark = document.createElement("mark");
+  mark.textContent = oneLine(place.copied);
+  words.append("… " + oneLine(place.before), mark, oneLine(place.after) + " …");
+  const turn = drawn.find(({ key }) => key === place.key);
+  const where = !turn ? "" : turn.role === "user" ? " what you said" : " an answer";
+  return ["Copied from" + where + ": ", words, " "];
+}
+
+function evidence(kept) {
+  if (kept.times) {
+    return "It followed these words " + kept.times + " times out of " + kept.of
+      + " in answers until now. ";
+  }
+  if (kept.share) {
+    const percent = Math.max(1, Math.round(100 * kept.share));
+    return "It follows these words in " + percent + " % of the cases in large texts. ";
+  }
+  if (kept.place === null) return "The place it was copied from is not shown any more. ";
+  return "";
+}
+
+function rejections(guesses) {
+  const parts = [guesses.length === 1 ? "Rejected guess: " : "Rejected guesses: "];
+  guesses.slice(0, LISTED).forEach((guess, at) => {
+    const name = names.get(guess.source) || UNKNOWN;
+    const word = document.createElement("s");
+    word.className = "tok " + name.kind;
+    if (name.colour) word.style.setProperty("--k", name.colour);
+    word.textContent = visible(guess.text === null ? "token " + guess.id : guess.text);
+    const known = guess.percent ? ", the model gave it "
+      + (guess.percent === 1 ? "at most 1 %" : guess.percent + " %") : "";
+    parts.push(at ? ", " : "", word, " (" + name.title + known + ")");
+  });
+  if (guesses.length > LISTED) parts.push(" and " + (guesses.length - LISTED) + " more");
+  return [...parts, ". "];
+}
+
+function oneLine(text) {
+  return text.replace(/\s+/g, " ");
+}
+
+// Text whose spaces are to be seen.
+function visible(text) {
+  return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ $/, "␣") || "∅";
+}
+
+// Highlight a place of the conversation where it is drawn, until `node` is gone.
+function highlight(place, node) {
+  if (!marks) return;
+  const turn = drawn.find(({ key }) => key === place.key);
+  const ranges = !turn ? []
+    : place.first >= 0 ? tokenRanges(turn, place.first, place.last) : textRanges(turn.box, place);
+  marked = ranges.length ? node : null;
+  if (marked) marks.set(COPIED, new Highlight(...ranges));
+}
+
+new MutationObserver(() => {
+  if (!marked || inspector.contains(marked)) return;
+  // It is put into the inspector right after this.
+  const mine = marked;
+  requestAnimationFrame(() => {
+    if (marked !== mine || inspector.contains(mine)) return;
+    marked = null;
+    marks.delete(COPIED);
+  });
+}).observe(inspector, { childList: true });
+
+// The characters of some tokens, in each of the spans that hold some of them.
+function tokenRanges(turn, first, last) {
+  const { run, box } = turn;
+  const begin = startOf(run, first);
+  const end = run.ends[last];
+  const ranges = [];
+  for (const span of box.querySelectorAll(".tok")) {
+    const text = span.firstChild;
+    if (span.run !== run || !text || text.nodeType !== Node.TEXT_NODE) continue;
+    const start = startOf(run, span.first) + span.skip;
+    const from = Math.max(0, begin - start);
+    const to = Math.min(text.length, end - start);
+    if (from < to) ranges.push(rangeOf(text, from, text, to));
+  }
+  return ranges;
+}
+
+// The characters of a text, which the server counts by code points.
+function textRanges(box, place) {
+  const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+  const nodes = [];
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  const text = nodes.map((node) => node.data).join("");
+  let start = [...text].slice(0, place.start).join("").length;
+  if (!text.startsWith(place.copied, start)) start = text.lastIndexOf(place.copied);
+  if (start < 0) return [];
+  const [from, left] = nodeAt(nodes, start);
+  const [to, right] = nodeAt(nodes, start + place.copied.length - 1);
+  return [rangeOf(from, left, to, right + 1)];
+}
+
+function nodeAt(nodes, offset) {
+  for (const node of nodes) {
+    if (offset < node.length) return [node, offset];
+    offset -= node.length;
+  }
+  const last = nodes[nodes.length - 1];
+  return [last, last.length - 1];
+}
+
+function rangeOf(from, left, to, right) {
+  const range = document.createRange();
+  range.setStart(from, left);
+  range.setEnd(to, right);
+  return range;
+}
