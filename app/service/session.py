@@ -24,6 +24,7 @@ from app.service.models import Models
 from app.service.notices import Notices
 from app.service.programs import Programs
 from app.service.proofs import Proofs
+from app.service.race import Races
 from app.service.revival import Revival, end_hung
 from app.service.statistics_files import StatisticsFiles
 from app.service.stores import Stores
@@ -107,6 +108,7 @@ class Session:
         self.programs = Programs(
             engine, database, self.tasks, self.current, self.stacks, self.stores, guests
         )
+        self.races = Races(self.proofs, self.current)
         self.why = Why(database, self.current)
         engine.watch = self.follow
         self.follow(engine.state)

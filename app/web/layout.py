@@ -21,6 +21,7 @@ from app.web.tabs import (
     databases,
     diagnostics,
     models,
+    race,
     replay,
     settings,
     stack,
@@ -216,6 +217,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         chat.wire(session, talk, controls, current, memory, refresh)
         compare.wire(session, pair, controls, memory)
         diagnostics.wire(session, runs, memory)
+        race.wire(session, talk.race, memory)
         why.wire(session, talk.tokens, told, memory)
         replay.wire_chat(session, runs.replay, talk.tokens, tabs, DIAGNOSTICS, memory)
         keep = settings.wire(session, controls, current, memory)

@@ -14,7 +14,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import stream
 from app.web.metrics_panel import panel, panel_values
-from app.web.tabs import messages
+from app.web.tabs import messages, race
 from app.web.tabs.chat_view import Parts, ended, ending, shown, stored, viewed, working
 from app.web.tabs.composer import composer
 from app.web.tabs.settings import Controls
@@ -33,12 +33,15 @@ def build(session: Session) -> Parts:
     """Messages and composer, then the figures."""
     with gr.Column(scale=6, min_width=420, elem_classes="talk"):
         empty, examples = welcome()
+        with empty:
+            contest = race.build()
         tokens = token_view(chat=True, elem_id="tokens", elem_classes="transcript")
         proof = gr.HTML(elem_id="proof", apply_default_css=False)
         box, send, stop = composer(session.current.info.name)
     with gr.Column(scale=3, min_width=300, elem_classes="live"):
         figures = panel(elem_id="figures")
-    return Parts(tokens, empty, examples, box, send, stop, proof, figures, gr.State(None))
+    editing = gr.State(None)
+    return Parts(tokens, empty, examples, box, send, stop, proof, figures, editing, contest)
 
 
 class Handlers:

@@ -54,6 +54,7 @@ class Parts:
     proof: gr.HTML
     figures: gr.HTML
     editing: gr.State
+    race: gr.HTML
 
 
 def stored(parts: Parts) -> list[Block]:
