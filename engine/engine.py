@@ -56,8 +56,9 @@ class Request:
     or behind what it has `begun` with, a text.
     It is drafted from what belongs to `owner` and `conversation`, and both learn from it; "" is no
     conversation, of which nothing is kept. `profile` is that of the loaded draft models, where
-    `method` needs one. Whose turn it is goes by the owner. So many of the `likeliest` tokens are
-    told at each place.
+    `method` needs one. Whose turn it is goes by the owner; a `patient` one has its turn when nobody
+    else wants one, and is stopped when somebody does. So many of the `likeliest` tokens are told at
+    each place.
     """
 
     messages: tuple[Message, ...] = ()
@@ -73,6 +74,7 @@ class Request:
     begun: str = ""
     text: str = ""
     likeliest: int = 0
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,11 @@ class Local:
     # the queue
 
     def start(
-        self, owner: str, work: Callable[[Stream[Any]], None], urgent: bool = False
+        self,
+        owner: str,
+        work: Callable[[Stream[Any]], None],
+        urgent: bool = False,
+        patient: bool = False,
     ) -> Stream[Any]:
         """Queue work up. What cannot wait in the queue ends with Busy."""
         stream = Work()
@@ -172,7 +176,7 @@ class Local:
             if self.queue.leave(entry):
                 stream.end(before_it_began())
 
-        entry = Run(owner, run, tell, stream.stop, urgent)
+        entry = Run(owner, run, tell, stream.stop, urgent, patient=patient)
         stream.leave = leave
         try:
             self.queue.join(entry)
@@ -183,7 +187,10 @@ class Local:
     # answers
 
     def generate(self, request: Request) -> Stream[Event]:
-        return self.start(request.owner, lambda stream: self.answer(request, stream))
+        def work(stream: Stream[Event]) -> None:
+            self.answer(request, stream)
+
+        return self.start(request.owner, work, patient=request.patient)
 
     def answer(self, request: Request, stream: Stream[Event]) -> None:
         """One answer, on the model's thread."""

@@ -3,6 +3,9 @@
 Every run has a stop of its own, which is set once and never cleared, so that nobody can take back
 the stop of a run that is not theirs. A run that waits can be stopped as well: it leaves the queue.
 Runs that wait are told their place whenever it changes; nobody has to ask.
+
+A patient run is for times when nobody wants anything: it has its turn when no other run waits, and
+is stopped as soon as another one comes. Nobody notices it, and it counts for nobody.
 """
 
 import threading
@@ -33,7 +36,7 @@ class Waiting:
 @dataclass(eq=False, slots=True)
 class Run:
     """One use of the model. `work` is done when its turn has come, `tell` is told how many runs
-    come before it, `stop` ends it early. An urgent one comes next."""
+    come before it, `stop` ends it early. An urgent one comes next, a patient one after all."""
 
     owner: str
     work: Callable[[], None]
@@ -41,6 +44,7 @@ class Run:
     stop: Callable[[], None]
     urgent: bool = False
     ahead: int = 0
+    patient: bool = False
 
 
 class RunQueue:
@@ -66,30 +70,34 @@ class RunQueue:
     def check(self, owner: str) -> None:
         """Raise Busy unless another run of this owner may wait."""
         with self.lock:
-            own = sum(run.owner == owner for run in self.waiting)
+            wanted = [run for run in self.waiting if not run.patient]
+            own = sum(run.owner == owner for run in wanted)
             if own >= self.each:
                 raise Busy(
                     f"{own} of your requests {'waits' if own == 1 else 'wait'} for the model "
                     "already. Wait until one begins, or stop it."
                 )
-            if len(self.waiting) >= MOST_WAITING:
+            if len(wanted) >= MOST_WAITING:
                 raise Busy(
-                    f"{len(self.waiting)} requests wait for the model already. Try again in a "
+                    f"{len(wanted)} requests wait for the model already. Try again in a "
                     "moment."
                 )
 
     def join(self, run: Run) -> None:
         """Queue up: its work is done when its turn comes. Raises Busy, and Cancelled after `close`.
 
-        An urgent run waits for nobody but the run under way, which it stops.
+        An urgent run waits for nobody but the run under way, which it stops. A patient one that is
+        under way is stopped by all others.
         """
         with self.lock:
             if self.closed:
                 raise before_it_began()
-            if not run.urgent:
+            if not run.urgent and not run.patient:
                 self.check(run.owner)
             self.waiting.append(run)
-            if run.urgent and self.running is not None:
+            if self.running is not None and (
+                run.urgent or (self.running.patient and not run.patient)
+            ):
                 self.running.stop()
             self.tell()
             self.thread.submit(self.turn)
@@ -119,7 +127,8 @@ class RunQueue:
             run = self.order()[0]
             self.waiting.remove(run)
             self.running = run
-            self.note(run.owner)
+            if not run.patient:
+                self.note(run.owner)
             self.tell()
         try:
             run.work()
@@ -132,20 +141,22 @@ class RunQueue:
         """The waiting runs as they will have their turns.
 
         Every owner's first run comes before anyone's second one, and the owner whose last turn is
-        the longest ago before the others. Among equals, who came first.
+        the longest ago before the others. Among equals, who came first. Patient runs are last.
         """
         before: Counter[str] = Counter()
         ranks = []
         for run in self.waiting:
-            ranks.append((not run.urgent, before[run.owner], self.served.get(run.owner, 0)))
-            before[run.owner] += 1
+            rank = run.patient - run.urgent, before[run.owner], self.served.get(run.owner, 0)
+            ranks.append(rank)
+            before[run.owner] += not run.patient
         places = sorted(range(len(ranks)), key=lambda at: (ranks[at], at))
         return [self.waiting[at] for at in places]
 
     def tell(self) -> None:
         """Tell every run its place, if that has changed."""
+        under_way = self.running is not None and not self.running.patient
         for place, run in enumerate(self.order()):
-            ahead = place + (self.running is not None)
+            ahead = place + under_way
             if ahead != run.ahead:
                 run.ahead = ahead
                 run.tell(ahead)

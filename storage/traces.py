@@ -265,12 +265,12 @@ class Traces:
             with _checked(run_id):
                 return rows_of.said(self._db, run_id)
 
-    def steps(self, run_id: str, first: int = 0, most: int = -1) -> tuple[Step, ...]:
-        """The steps of a run from number `first` on, at most so many where that is not negative."""
+    def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
+        """The steps of a run from number `start` on."""
         with self._db.read():
-            self._row("runs.id FROM runs", run_id)
+            self.get(run_id)
             with _checked(run_id):
-                return rows_of.read(self._db, run_id, first, most)
+                return rows_of.read(self._db, run_id, max(0, start), limit)
 
     def get(self, run_id: str) -> Trace:
         """A run's line of the history; `StorageError` when this owner has none of that id."""

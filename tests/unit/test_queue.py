@@ -106,6 +106,40 @@ def test_what_is_urgent_stops_nobody_where_nobody_has_a_turn() -> None:
     assert queue.serve() == "ba" and queue.stopped == ""
 
 
+def test_what_is_patient_has_its_turn_when_nobody_else_wants_one() -> None:
+    """Whoever comes stops it, does not wait for it, and is not told of it."""
+    queue = Queue()
+
+    def others() -> None:
+        queue.join("q", patient=True)
+        assert queue.stopped == "", "one that is patient waits for another"
+        queue.join("a")
+        assert queue.stopped == "p"
+        queue.join("b")
+        assert queue.places == [[], [1, 2], [], [1]]
+
+    queue.join("p", others, patient=True)
+    assert queue.serve() == "pabq"
+
+
+def test_what_is_patient_counts_for_nobody() -> None:
+    queue = Queue(each=1)
+
+    def more() -> None:
+        for _ in range(MOST_WAITING + 1):
+            queue.join("a", patient=True)
+        queue.join("b")
+        queue.join("a")
+        with pytest.raises(Busy, match="1 of your requests"):
+            queue.join("a")
+
+    queue.join("c", more)
+    assert queue.serve() == "cba" + "a" * (MOST_WAITING + 1)
+    queue.join("b")
+    queue.join("a")
+    assert queue.serve().endswith("ba"), "its turns were no turns of its owner"
+
+
 def test_an_owner_may_have_so_many_waiting_runs_and_is_told() -> None:
     def more() -> None:
         for owner in "ab":
