@@ -79,8 +79,7 @@ class RunQueue:
                 )
             if len(wanted) >= MOST_WAITING:
                 raise Busy(
-                    f"{len(wanted)} requests wait for the model already. Try again in a "
-                    "moment."
+                    f"{len(wanted)} requests wait for the model already. Try again in a moment."
                 )
 
     def join(self, run: Run) -> None:

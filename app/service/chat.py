@@ -5,6 +5,7 @@ refused, with nothing stored. What is said or answered anew stands beside what w
 what is deleted can be brought back for an hour.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from app.service.continuing import Begun, begun
@@ -33,6 +34,8 @@ class Chat:
         self.engine, self.database = engine, database
         self.tasks, self.revival = tasks, revival
         self.trash = Trash(engine, database, history)
+        self.deleted: Callable[[str, str], None] = lambda owner, conversation: None
+        """Told of a conversation that is being deleted."""
 
     def conversations(self, owner: str) -> Conversations:
         """The owner's conversations."""
@@ -42,6 +45,7 @@ class Chat:
         """Delete a conversation with all that was derived from it but the model tier; what `undo`
         takes to bring it back."""
         self.tasks.stop(owner, conversation_id)
+        self.deleted(owner, conversation_id)
         token = self.conversations(owner).delete(conversation_id)
         self.trash.remember(token, owner, conversation_id)
         self.engine.forget(owner, conversation_id)

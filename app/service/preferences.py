@@ -15,12 +15,14 @@ SEEDS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """How to sample, how to draft, and whether each answer gets a seed of its own."""
+    """How to sample, how to draft, whether each answer gets a seed of its own, and whether it is
+    checked in the background."""
 
     generation: Generation = Generation()
     method: str = "hd"
     drafting: Drafting = METHODS["hd"].drafting
     fresh_seed: bool = True
+    check: bool = False
 
     def chosen(self) -> Method:
         """The method with its budget; raises SettingError for an unknown one."""
@@ -60,16 +62,22 @@ class Preferences:
             drafting.pop("nodes", None)
             drafting.pop("threshold", None)
         method, fresh = values.get("method", cls().method), values.get("fresh_seed", True)
+        check = values.get("check", False)
         if not isinstance(method, str) or not isinstance(fresh, bool):
             raise SettingError(
                 f"The method {shortened(method)} with the fresh seed {shortened(fresh)} cannot be "
                 "used. Give the name of a method, and true or false."
+            )
+        if not isinstance(check, bool):
+            raise SettingError(
+                f"Checking in the background cannot be {shortened(check)}. Give true or false."
             )
         found = cls(
             Generation.from_mapping({**generation, "sampling": sampling}),
             method,
             Drafting.from_mapping(drafting),
             fresh,
+            check,
         )
         found.chosen()
         return found

@@ -72,13 +72,7 @@ class Proofs:
                 "There is no answer to prove since the program started. Send a message or "
                 "regenerate an answer first."
             )
-        shown, generation = answered.run, answered.generation
-        said = tuple(token.id for token in shown.tokens)
-        if shown.broken_off:
-            generation = replace(generation, max_tokens=max(1, len(said)))
-        request = Request((), answered.prompt, generation, answered.method, None, owner)
-        measured = Measured((*answered.prompt, *said), len(said), answered.calibration)
-        pairs = self.pairs(request, measured, task, answered.info)
+        pairs = self.reruns(owner, answered, task)
         progress: Progress | None = None
         for item in pairs.compare(PROOFS, ENOUGH):
             if isinstance(item, Waiting):
@@ -90,6 +84,17 @@ class Proofs:
         if progress is None or not progress.over:
             raise PromptError("The proof was stopped. Press Prove it to try again.")
         yield self.proof_of(owner, answered, progress)
+
+    def reruns(self, owner: str, answered: Answered, task: Task, patient: bool = False) -> Pairs:
+        """An answer decoded again, plainly and with drafts that have not learned it."""
+        shown, generation = answered.run, answered.generation
+        said = tuple(token.id for token in shown.tokens)
+        if shown.broken_off:
+            generation = replace(generation, max_tokens=max(1, len(said)))
+        request = Request((), answered.prompt, generation, answered.method, None, owner)
+        request = replace(request, patient=patient)
+        measured = Measured((*answered.prompt, *said), len(said), answered.calibration)
+        return self.pairs(request, measured, task, answered.info)
 
     def proof_of(self, owner: str, answered: Answered, progress: Progress) -> Proof:
         """What the pairs of a proof say of the answer that was shown."""

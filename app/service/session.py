@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from app.service.answering import Answering
+from app.service.background import Background
 from app.service.chat import Chat
 from app.service.costs import Costs
 from app.service.current import Current
@@ -103,7 +104,10 @@ class Session:
             self.notices,
             self.revival,
         )
-        self.generations = Generations(self.answering.answer, self.tasks.wanted)
+        self.background = Background(self.proofs)
+        self.chat.deleted = self.background.forget
+        checked = self.background.checking(self.answering.answer)
+        self.generations = Generations(checked, self.tasks.wanted)
         self.watches = Watches()
         self.programs = Programs(
             engine, database, self.tasks, self.current, self.stacks, self.stores, guests
