@@ -264,6 +264,13 @@ class Conversations:
             raise _missing(id)
         return int(rows[0][0])
 
+    def remarked(self, id: str) -> None:
+        """Have pages look at a conversation again, of which something new is known beside what was
+        said; it is none that was used just now. Nothing where it is gone."""
+        with self._db.write() as handle:
+            query = "UPDATE conversations SET revision = revision + 1 WHERE id = ? AND owner = ?"
+            handle.execute(query, [id, self._owner])
+
     def messages(
         self, id: str, pieces: bool = True, to: str | None = None
     ) -> Sequence[StoredMessage]:

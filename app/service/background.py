@@ -26,6 +26,7 @@ from engine.errors import Cancelled, EngineDied, ModelError, StrataError
 from engine.queue import Waiting
 from engine.runs import Verdict
 from engine.types import Run
+from storage.conversations import Conversations
 from storage.traces import Traces
 
 MOST = 16
@@ -163,9 +164,15 @@ class Background:
         return told(self.proofs.proof_of(job.owner, job.answered, progress))
 
     def store(self, job: Job, found: dict[str, Any]) -> None:
-        """Keep an outcome with the answer's run."""
-        traces = Traces(self.proofs.stores.database, job.owner)
-        self.proofs.notices.keep(job.owner, lambda: traces.prove(job.run_id, found))
+        """Keep an outcome with the answer's run, and have pages show it."""
+        database = self.proofs.stores.database
+
+        def write() -> None:
+            with database.write():
+                Traces(database, job.owner).prove(job.run_id, found)
+                Conversations(database, job.owner).remarked(job.conversation)
+
+        self.proofs.notices.keep(job.owner, write)
 
 
 def skipped(why: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ becomes markup. One update is small, as it is sent twice a second while an answe
     r   the ribbon: index of the first step, then a letter per token, "a" for the first row of `s`;
         a capital begins a step
     e   how the answer goes or went
+    w   what guessing came to, in a sentence, once the answer is over
 
 Where nothing is known, the key is left out and the page shows a dash.
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.service.sentence import sentence, worth_of
 from app.web import render
 from app.web.colors import INKS, STAGES, ink, others
 from assets import ASSETS
@@ -89,7 +91,7 @@ def template() -> str:
         f'{times}</div><div class="stages">{words}</div></section>'
         '<section><h4>Latest steps</h4><div class="ribbon" role="img" aria-label="One column per '
         'step, one cell per token, in the colour of its source."></div></section>'
-        '<p class="ended" hidden> </p></div>'
+        '<p class="saved" hidden> </p><p class="ended" hidden> </p></div>'
     )
 
 
@@ -151,6 +153,8 @@ def panel_values(
         values["d"] = [[ink(source).title, ink(source).colour] for source in drafts]
     if figures.levels:
         values["l"] = levels(figures, drafts)
+    if over and (words := sentence(worth_of(figures))):
+        values["w"] = words
     if ended:
         values["e"] = ended
     return values

@@ -4,7 +4,7 @@ Nothing here builds markup from what a user or a model wrote: the scripts in ass
 text nodes, also where they format an answer as Markdown.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.web.colors import INKS, ink, others
 from storage.conversations import Piece, StoredMessage
@@ -12,6 +12,9 @@ from storage.conversations import Piece, StoredMessage
 Data = dict[str, object]
 """What the browser is sent: all that JSON can hold."""
 Group = list[object]
+Said = Mapping[str, dict[str, object]]
+"""What there is to say of runs, beside what they said."""
+NOTHING_SAID: Said = {}
 
 
 def groups(pieces: Iterable[Piece], sources: dict[str, int], step: int = 0) -> list[Group]:
@@ -42,32 +45,44 @@ def percent(probability: float) -> int:
     return max(1, round(100 * probability)) if 0 < probability <= 1 else 0
 
 
-def about(message: StoredMessage, goes_on: bool = False) -> Data:
+def about(message: StoredMessage, goes_on: bool = False, said: Said = NOTHING_SAID) -> Data:
     """What stands below a message: its versions, its run, and whether it may be continued. Beside
-    these there may be a `note`, a plain sentence, and a `badge` of `text`, `kind` and `title`."""
+    these there may be a `note`, a plain sentence, and a `badge` of `text`, `kind` and `title`:
+    `said` holds them for each run (app/web/remarks.py)."""
     told: Data = {"key": message.id, "role": message.role}
     if len(message.versions) > 1:
         told["versions"] = [*message.versions]
     if message.run_id:
         told["run"] = message.run_id
+        told.update(said.get(message.run_id, {}))
     return {**told, "on": True} if goes_on else told
 
 
-def turn(message: StoredMessage, sources: dict[str, int], goes_on: bool = False) -> Data:
+def turn(
+    message: StoredMessage,
+    sources: dict[str, int],
+    goes_on: bool = False,
+    said: Said = NOTHING_SAID,
+) -> Data:
     """One message; without pieces (the user's, an imported answer) it is uncoloured text."""
-    told = about(message, goes_on)
+    told = about(message, goes_on, said)
     if message.pieces:
         return {**told, "groups": groups(message.pieces, sources)}
     return {**told, "text": message.content}
 
 
-def transcript(messages: Sequence[StoredMessage], kept: int = 0, goes_on: bool = False) -> Data:
+def transcript(
+    messages: Sequence[StoredMessage],
+    kept: int = 0,
+    goes_on: bool = False,
+    said: Said = NOTHING_SAID,
+) -> Data:
     """A stored conversation for the token view, which has drawn the first `kept` messages. Whether
     its last answer may be continued is told with it."""
     sources: dict[str, int] = {}
     last = len(messages) - 1
     turns = [
-        turn(message, sources, goes_on and at == last)
+        turn(message, sources, goes_on and at == last, said)
         for at, message in enumerate(messages)
         if at >= kept
     ]

@@ -27,6 +27,7 @@ CHAT = (
     "stream",
     "pages",
     "undo",
+    "why",
 )
 END = "begin"
 LOG = (

@@ -19,6 +19,7 @@ from app.service.recorder import Update
 from app.service.session import Session
 from app.web import render
 from app.web.metrics_panel import panel_values
+from app.web.remarks import remarks
 from app.web.wiring import Updates
 from engine.compare import Speedup
 from engine.errors import StorageError
@@ -69,26 +70,33 @@ def told_tokens(
     answer: Answer | None = None,
     adopted: str = "",
     goes_on: bool = False,
+    said: render.Said = render.NOTHING_SAID,
 ) -> render.Data:
     """What the token view is sent: the messages that it has not drawn, and which answer to follow.
 
-    `adopted` is the message that an answer was stored as, where the page has drawn all of it.
+    `adopted` is the message that an answer was stored as, where the page has drawn all of it;
+    `said` are remarks on answers, by their runs.
     """
-    here, now = request.session_hash or "", drawn_of(messages)
+    here, now = request.session_hash or "", drawn_of(messages, said)
     before = session.drawn.get(here) or ()
     kept = len(commonprefix([(*before, *(now[-1:] if adopted else ())), now]))
     session.drawn[here] = now
-    value = {**render.transcript(messages, kept, goes_on), "number": next(NUMBERS)}
+    value = {**render.transcript(messages, kept, goes_on, said), "number": next(NUMBERS)}
     if adopted:
-        value["adopt"] = render.about(messages[-1], goes_on)
+        value["adopt"] = render.about(messages[-1], goes_on, said)
     if answer is not None:
         value["stream"] = {"token": answer.token}
     return value
 
 
-def drawn_of(messages: Sequence[StoredMessage]) -> Drawn:
+def drawn_of(messages: Sequence[StoredMessage], said: render.Said) -> Drawn:
     """What a page that was told these messages has drawn."""
-    return tuple((m.id, hash((len(m.content), len(m.pieces or ()), m.versions))) for m in messages)
+
+    def digest(message: StoredMessage) -> int:
+        remark = repr(said.get(message.run_id or ""))
+        return hash((len(message.content), len(message.pieces or ()), message.versions, remark))
+
+    return tuple((message.id, digest(message)) for message in messages)
 
 
 def watched(session: Session, owner: str, conversation: str | None) -> render.Data:
@@ -133,7 +141,8 @@ def viewed(
     watch = watched(session, owner, conversation)  # First: what comes after it is looked at again.
     messages, answer = spoken(session, owner, conversation)
     goes_on = answer is None and may_go_on(session, owner, messages)
-    value = told_tokens(session, request, messages, answer, goes_on=goes_on)
+    said = remarks(session.database, owner, conversation)
+    value = told_tokens(session, request, messages, answer, goes_on=goes_on, said=said)
     return {**value, **watch}, bool(messages), answer is not None
 
 
@@ -167,6 +176,7 @@ def ended(
         messages,
         adopted=answer.message_id,
         goes_on=finish not in COMPLETE,
+        said=remarks(session.database, owner, conversation),
     )
     return {parts.tokens: {**value, **watch}, **working(parts, False)}
 
@@ -199,7 +209,8 @@ def working(parts: Parts, busy: bool) -> Updates:
 
 
 def ending(update: Update) -> str:
-    """One line about the answer: how it ended, its seed, what was left out."""
+    """What there is to say of the answer: what guessing saved; how it ended, its seed, what was
+    left out."""
     words = [ENDINGS.get(update.finish or "", "")] if update.finish else []
     words.append(f"{update.metrics.tokens:,} tokens in {update.metrics.forwards:,} steps")
     words.append(f"seed {update.seed}")

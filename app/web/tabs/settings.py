@@ -61,7 +61,8 @@ class Controls:
             given["budget"],
             given["rule"],
         )
-        chosen = Preferences(generation, given["method"], drafting, bool(given["fresh_seed"]))
+        fresh, check = bool(given["fresh_seed"]), bool(given["check"])
+        chosen = Preferences(generation, given["method"], drafting, fresh, check)
         chosen.chosen()
         return str(system or ""), chosen
 
@@ -71,6 +72,7 @@ class Controls:
         values: dict[str, object] = {
             **{f.name: getattr(sampling, f.name) for f in fields(Sampling)},
             "fresh_seed": preferences.fresh_seed,
+            "check": preferences.check,
             "max_tokens": preferences.generation.max_tokens,
             "stop": "\n".join(preferences.generation.stop),
             "method": preferences.method,
@@ -203,6 +205,14 @@ def build_speed(session: Session, parts: dict[str, gr.components.Component]) -> 
             "tab, or type a plan such as hsd:small@8/mid@4.",
             allow_custom_value=True,
             elem_id="method",
+        )
+        parts["check"] = gr.Checkbox(
+            False,
+            label="Check every answer in the background",
+            info="Decodes each answer twice more, plainly and with drafts, and says below it "
+            "whether the text is the same. That is about three times the work. It waits until "
+            "nothing else runs, and gives way as soon as you ask something.",
+            elem_id="check",
         )
         with gr.Accordion("Advanced", open=False, elem_id="advanced"):
             build_advanced(parts)
