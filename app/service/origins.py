@@ -97,7 +97,11 @@ def by_text(message: Spoken, text: str) -> Place | None:
 
 
 def placed(message: Spoken, start: int, end: int, first: int = -1, last: int = -1) -> Place:
-    """A place with its surroundings."""
+    """A place with its surroundings, in whole words where there are spaces; "…" stands for more."""
     text = message.text
-    around = text[max(0, start - AROUND) : start], text[start:end], text[end : end + AROUND]
-    return Place(message.key, start, end, first, last, *around)
+    before, after = text[max(0, start - AROUND) : start], text[end : end + AROUND]
+    if start > AROUND:
+        before = f"… {before.partition(' ')[2] or before}"
+    if end + AROUND < len(text):
+        after = f"{after.rpartition(' ')[0] or after} …"
+    return Place(message.key, start, end, first, last, before, text[start:end], after)

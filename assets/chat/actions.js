@@ -10,6 +10,7 @@ const ICONS = {
   branch: "M6 3v12 M18 9a3 3 0 1 0 0-6 3 3 0 0 0 0 6 M6 21a3 3 0 1 0 0-6 3 3 0 0 0 0 6 M18 9a9 9 0 0 1-9 9",
   remove: "M4 7h16 M9 7V4h6v3 M6 7l1 13h10l1-13",
   prove: "M4 12l5 5L20 6",
+  replay: "M4 6h5v5H4z M15 3h5v5h-5z M15 14h5v5h-5z M9 8.5h3v-3h3 M12 8.5v8h3",
   before: "M15 5l-7 7 7 7",
   after: "M9 5l7 7-7 7",
 };
@@ -19,12 +20,13 @@ const SAID = [
 ];
 const ANSWERED = [
   ["copy", "Copy"], ["again", "Regenerate"], ["on", "Continue"], ["branch", "Branch"],
-  ["remove", "Delete"], ["prove", "Prove it"],
+  ["remove", "Delete"], ["prove", "Prove it"], ["replay", "Replay"],
 ];
 const MEANINGS = {
   branch: "Branch: a new conversation up to here",
   on: "Continue where it stopped",
   prove: "Prove it: decode it again, plainly and with drafts",
+  replay: "Replay: what was guessed, step by step",
 };
 const WRITTEN = new Set(["prove"]); // no picture would say it
 const COPIED_MS = 1500;
@@ -75,6 +77,8 @@ function drawFoot(turn) {
   badge.className = "badge " + (about.badge ? about.badge.kind : "");
   badge.title = (about.badge && about.badge.title) || "";
   drawVersions(versions, turn);
+  const replay = acts.querySelector("[data-act=replay]");
+  if (replay) replay.hidden = !about.run;
   const goesOn = acts.querySelector("[data-act=on]");
   if (goesOn) goesOn.hidden = !about.on;
   write(counted, run.texts.length ? countedIn(turn) : "");
@@ -146,6 +150,7 @@ list.addEventListener("click", (event) => {
   if (act === "copy-code") copy(node.closest(".code").querySelector("pre").textContent, node);
   else if (act === "copy") copy(answerOf(turn), node);
   else if (act === "prove") trigger("prove", {});
+  else if (act === "replay") trigger("replay", { run: turn.about.run, step: 0 });
   else if (act === "edit") trigger("rewrite", { message: turn.key });
   else trigger("act", { act, message: node.dataset.message || turn.key });
 });

@@ -44,7 +44,7 @@ function explanation(told) {
   }
   const [kept] = told.accepted || [];
   if (kept && kept.place) {
-    node.append(...copiedFrom(kept.place));
+    node.append(...copiedFrom(kept.place, told.run));
     highlight(kept.place, node);
   } else if (kept) {
     node.append(evidence(kept));
@@ -56,24 +56,21 @@ function explanation(told) {
     node.append(told.unseen === 1 ? "1 more guess" : told.unseen + " more guesses",
       " of this step followed a wrong one, and the model did not look further there. ");
   }
-  const replay = document.createElement("button");
-  replay.type = "button";
-  replay.className = "replay";
-  replay.textContent = "Replay";
-  replay.title = "Show this answer step by step, with all that was guessed";
-  replay.onclick = () => trigger("replay", { run: told.run, step: told.step });
-  node.append(replay);
+  const place = inspected && inspected.span.getBoundingClientRect();
+  const frame = list.getBoundingClientRect();
+  node.classList.toggle("above", !!place && place.top > frame.top + frame.height / 2);
   return node;
 }
 
-function copiedFrom(place) {
+function copiedFrom(place, run) {
   const words = document.createElement("q");
   const mark = document.createElement("mark");
   mark.textContent = oneLine(place.copied);
-  words.append("… " + oneLine(place.before), mark, oneLine(place.after) + " …");
+  words.append(oneLine(place.before), mark, oneLine(place.after));
   const turn = drawn.find(({ key }) => key === place.key);
-  const where = !turn ? "" : turn.role === "user" ? " what you said" : " an answer";
-  return ["Copied from" + where + ": ", words, " "];
+  const where = !turn ? "above" : turn.role === "user" ? "what you said"
+    : turn.run.id === run ? "this answer" : "an earlier answer";
+  return ["Copied from " + where + ": ", words, " "];
 }
 
 function evidence(kept) {

@@ -74,6 +74,12 @@ def test_text_is_found_as_whole_words_first(content: str, text: str, at: int | N
         assert text.strip() in found.copied
 
 
-def test_surroundings_are_short() -> None:
-    found = by_text(Spoken("u", "x" * 500 + " cat " + "y" * 500), " cat")
-    assert found is not None and len(found.before) == len(found.after) == AROUND
+def test_surroundings_are_short_and_of_whole_words() -> None:
+    long = by_text(Spoken("u", "x" * 500 + " cat " + "y" * 500), " cat")
+    assert long is not None and long.before == "… " + "x" * AROUND
+    assert long.after == " " + "y" * (AROUND - 1) + " …"
+    words = by_text(Spoken("u", 20 * "alpha " + "cat" + 20 * " omega"), "cat")
+    assert words is not None and set(words.before.split()) == {"…", "alpha"}
+    assert set(words.after.split()) == {"…", "omega"}
+    short = by_text(Spoken("u", "the cat sat"), " cat")
+    assert short is not None and (short.before, short.after) == ("the", " sat")
