@@ -1,10 +1,10 @@
 """What a step keeps of its draft tree: enough to show every guess and what became of it.
 
-A node takes nine bytes, in the order of the tree's rows, without the root. The source is a number
-among those of `Step.proposed`, in their order. Which nodes were accepted is not written down: it
-follows from what the step emitted. Where a guess was copied from is not written down either: who
-wants to know searches the text for it later (app/service/origins.py). So recording costs a step
-some microseconds, which count among its own.
+A node takes six bytes, in the order of the tree's rows, without the root. The source is a number
+among those of `Step.proposed`, in their order. A tree that does not fit in there is not recorded.
+Which nodes were accepted is not written down: it follows from what the step emitted. Where a guess
+was copied from is not written down either: who wants to know searches the text for it later
+(app/service/origins.py). So recording costs a step some microseconds, which count among its own.
 
 Invariant: nothing that is drafted, verified or learned depends on what is recorded here.
 """
@@ -17,10 +17,11 @@ from engine.backends.base import Scores
 from engine.tree import Tree
 from engine.types import Step
 
-NODE = struct.Struct("<IHBBB")
-"""Token, row of the parent, number of the source, match length, percent."""
-MOST = 255
-"""The largest match length that is told apart."""
+NODE = struct.Struct("<HBBBB")
+"""The token in three bytes, the row of the parent, the number of the source with the match length
+in half a byte each, and percent."""
+ROWS, TOKENS, SOURCES, LONGEST = 256, 1 << 24, 16, 15
+"""How many rows, tokens and sources can be told apart, and the longest match that can."""
 
 
 class Node(NamedTuple):
@@ -45,19 +46,27 @@ def percent(probability: float) -> int:
     return min(100, max(1, round(100 * probability))) if probability > 0 else 0
 
 
-def recorded(tree: Tree, scores: Scores, accepted: Sequence[int]) -> bytes:
+def recorded(tree: Tree, scores: Scores, accepted: Sequence[int]) -> bytes | None:
     """The tree as bytes; `accepted` rows are those of the path that was kept."""
     count = len(tree)
     if not count:
         return b""
+    tokens, numbers = tree.tokens[1:], {s: n for n, s in enumerate(dict.fromkeys(tree.sources[1:]))}
+    if count >= ROWS or max(tokens) >= TOKENS or len(numbers) > SOURCES:
+        return None
     percents = [0] * (count + 1)
     for before in (0, *accepted):
         for token, row in tree.children[before].items():
             percents[row] = percent(scores.known(before, token))
-    numbers = {source: number for number, source in enumerate(dict.fromkeys(tree.sources[1:]))}
-    sources = map(numbers.__getitem__, tree.sources[1:])
-    lengths = (min(length, MOST) for length in tree.match_lengths[1:])
-    packed = map(NODE.pack, tree.tokens[1:], tree.parents[1:], sources, lengths, percents[1:])
+    pairs = zip(tree.sources[1:], tree.match_lengths[1:], strict=True)
+    packed = map(
+        NODE.pack,
+        [token & 0xFFFF for token in tokens],
+        [token >> 16 for token in tokens],
+        tree.parents[1:],
+        [numbers[source] << 4 | min(length, LONGEST) for source, length in pairs],
+        percents[1:],
+    )
     return b"".join(packed)
 
 
@@ -69,17 +78,17 @@ def nodes(step: Step) -> tuple[Node, ...] | None:
     if step.tree is None:
         return None
     try:
-        rows = [*NODE.iter_unpack(step.tree)]
+        rows = [(low | high << 16, *rest) for low, high, *rest in NODE.iter_unpack(step.tree)]
     except struct.error as error:
         raise ValueError("no draft tree") from error
     sources = [*step.proposed]
     kept = path(rows, [token.id for token in step.tokens])
     visited = {0, *kept}
     found = []
-    for row, (token, parent, number, length, chance) in enumerate(rows, 1):
+    for row, (token, parent, evidence, chance) in enumerate(rows, 1):
         if parent >= row:
             raise ValueError("a node before its parent")
-        source = sources[number]
+        source, length = sources[evidence >> 4], evidence & LONGEST
         found.append(Node(token, parent, source, length, chance, row in kept, parent in visited))
     return tuple(found)
 

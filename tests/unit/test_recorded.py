@@ -12,7 +12,7 @@ from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.decode import decode
 from engine.methods import METHODS
-from engine.recorded import NODE, Node, nodes, percent
+from engine.recorded import LONGEST, NODE, Node, nodes, percent, recorded
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Step, Token
@@ -99,11 +99,11 @@ def test_a_plain_step_records_that_nothing_was_guessed() -> None:
     assert nodes(steps[0]) == () and nodes(Step(0, ())) is None
 
 
-def test_a_node_takes_nine_bytes_wherever_it_goes() -> None:
+def test_a_node_takes_six_bytes_wherever_it_goes() -> None:
     """Through the pipe a step grows by its nodes and by next to nothing else."""
     _, steps = answer(nullcontext(), 1.0)
     for step in steps:
-        assert step.tree is not None and len(step.tree) == 9 * sum(step.proposed.values())
+        assert step.tree is not None and len(step.tree) == 6 * sum(step.proposed.values())
         bare = len(pickle.dumps(replace(step, tree=None), 5))
         assert len(pickle.dumps(step, 5)) - bare <= len(step.tree) + 8
 
@@ -121,7 +121,7 @@ def test_nothing_is_read_that_was_not_read_anyway() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [b"short", NODE.pack(1, 1, 0, 0, 0), NODE.pack(1, 0, 9, 0, 0), NODE.pack(1, 7, 0, 0, 0)],
+    [b"short", NODE.pack(1, 0, 1, 0, 0), NODE.pack(1, 0, 0, 0x90, 0), NODE.pack(1, 0, 7, 0, 0)],
 )
 def test_what_no_step_records_is_refused(damage: bytes) -> None:
     step = Step(0, (Token(1, 0, "target"),), {"context": 1}, tree=damage)
@@ -133,5 +133,29 @@ def test_percents_are_whole_and_never_claim_to_be_nothing() -> None:
     assert [percent(p) for p in (0.0, 1e-9, 0.004, 0.126, 0.999, 1.0, 1.1)] == [
         0, 1, 1, 13, 100, 100, 100,
     ]  # fmt: skip
-    step = Step(0, (Token(5, 0, "context"),), {"context": 1}, tree=NODE.pack(5, 0, 0, 3, 40))
-    assert nodes(step) == (Node(5, 0, "context", 3, 40, True, True),)
+    step = Step(0, (Token(65541, 0, "context"),), {"context": 1}, tree=NODE.pack(5, 1, 0, 3, 40))
+    assert nodes(step) == (Node(65541, 0, "context", 3, 40, True, True),)
+
+
+class Silent:
+    """Scores that know nothing."""
+
+    def known(self, row: int, token: int) -> float:
+        return 0.0
+
+
+def test_what_does_not_fit_is_not_recorded() -> None:
+    """Nobody drafts such trees; one that did would lose this and nothing else."""
+    wide, scores = Tree(1), Silent()
+    for token in range(255):
+        wide.add(0, token, "context", 99)
+    told = recorded(wide, scores, [])  # type: ignore[arg-type]
+    found = nodes(Step(0, (), {"context": 255}, tree=told))
+    assert found is not None and len(found) == 255 and found[0].match_length == LONGEST
+    wide.add(0, 999, "context")
+    assert recorded(wide, scores, []) is None  # type: ignore[arg-type]
+    for token, sources in ((1 << 24, 1), (5, 17)):
+        tree = Tree(1)
+        for number in range(sources):
+            tree.add(number, token, str(number))
+        assert recorded(tree, scores, []) is None  # type: ignore[arg-type]
