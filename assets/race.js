@@ -17,6 +17,7 @@ const tracks = [...race.querySelectorAll("article")].map((box) => ({
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let frame = 0;
 let running = false;
+let stopped = false;
 
 function busy(now) {
   running = now;
@@ -25,9 +26,9 @@ function busy(now) {
 }
 
 function take(value) {
-  if (!value || !value.state) return;
+  if (!value || !value.state || (stopped && value.state !== "idle")) return;
   if (value.state === "over") begin(value);
-  else if (value.state === "idle") idle("");
+  else if (value.state === "idle") idle(stopped ? "Stopped." : "");
   else {
     busy(true);
     const count = value.tokens ? " … " + value.tokens + " tokens" : " …";
@@ -97,12 +98,13 @@ function word(text, source) {
 watchIt.onclick = () => {
   if (running) return;
   busy(true);
+  stopped = false;
   line.textContent = "Recording …";
   lanes.hidden = true;
   trigger("watch", {});
 };
 stopIt.onclick = () => {
-  cancelAnimationFrame(frame);
+  stopped = true;
   trigger("end", {});
   idle("Stopped.");
 };
