@@ -9,7 +9,7 @@ const asked = race.querySelector(".asked");
 const outcome = race.querySelector(".told");
 const tracks = [...race.querySelectorAll("article")].map((box) => ({
   box,
-  name: box.querySelector("h4 span"),
+  name: box.querySelector("h3 span"),
   clock: box.querySelector("output"),
   bar: box.querySelector(".bar i"),
   words: box.querySelector(".words"),

@@ -184,7 +184,7 @@ def test_a_race_is_recorded_and_can_be_stopped_and_run_again(page: Page) -> None
     expect(race.locator(".told")).to_contain_text("Both say the same, all")
     plain, fast = (race.locator(".words").nth(lane).text_content() for lane in (0, 1))
     assert plain and plain == fast
-    clocks = race.locator("h4 output")
+    clocks = race.locator("h3 output")
     for lane in (0, 1):
         told = (clocks.nth(lane).text_content() or "").removesuffix(" s")
         expect(race.locator(".told")).to_contain_text(told)

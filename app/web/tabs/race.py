@@ -30,8 +30,9 @@ TEMPLATE = (
     '<span class="line" aria-live="polite"></span></div>'
     '<div class="lanes" hidden><p class="asked fine"></p>'
     + 2
-    * '<article><h4><span></span><output></output></h4><div class="bar"><i></i></div>'
-    '<p class="words"></p></article>' + '<p class="told" aria-live="polite"></p></div></section>'
+    * '<article><h3><span></span><output></output></h3><div class="bar"><i></i></div>'
+    '<p class="words" tabindex="0" role="group" aria-label="Its answer"></p></article>'
+    + '<p class="told" aria-live="polite"></p></div></section>'
 )
 NUMBERS = count(1)
 """No two values are equal: an equal one would not be looked at."""

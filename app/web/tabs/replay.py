@@ -22,7 +22,7 @@ from engine.errors import StrataError
 
 TEMPLATE = (
     '<section class="replay-view" tabindex="-1" aria-label="Replay" hidden>'
-    '<header><h3>Replay</h3><p class="fine what"></p></header>'
+    '<header><h2>Replay</h2><p class="fine what"></p></header>'
     '<div class="keys">'
     '<button type="button" class="play" aria-label="Play">Play</button>'
     '<button type="button" class="back" aria-label="One step back">‹</button>'
