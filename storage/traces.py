@@ -213,6 +213,8 @@ class Traces:
             if self._db.execute_read(query, [run_id])[0][0] > 1:
                 run_id = _copy(handle, run_id)
             rows_of.reopen(handle, run_id, last)
+            # What was proved is the beginning of another answer now.
+            handle.execute("UPDATE runs SET proof = NULL WHERE id = ?", [run_id])
             self._keep_part(handle, run_id, part)
             self._keep_prompt(handle, run_id, part.step, prompt)
         return run_id
@@ -257,6 +259,16 @@ class Traces:
                 worth = int(tokens), int(guessed), float(seconds), _known(plain)
                 found[run_id] = Worth(*worth, told if isinstance(told, dict) else {})
         return found
+
+    def speaker(self, run_id: str) -> str:
+        """The fingerprint of the model that gave a run's answer; "" where several did."""
+        trace = self.get(run_id)
+        query = (
+            "SELECT name FROM parts JOIN fingerprints ON fingerprints.id = fingerprint "
+            "WHERE run = ? AND name != ?"
+        )
+        others = self._db.execute_read(query, [run_id, trace.fingerprint])
+        return "" if others else trace.fingerprint
 
     def said(self, run_id: str) -> list[Said]:
         """The tokens of a run, in order."""

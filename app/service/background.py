@@ -90,6 +90,9 @@ class Background:
         if not answered.same_text:
             self.store(job, skipped("Same distribution does not keep the text of a seed."))
             return
+        if not answered.one:
+            self.store(job, skipped("It was gone on with by other settings or another model."))
+            return
         with self.changed:
             self.jobs.append(job)
             while len(self.jobs) > MOST:

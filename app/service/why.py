@@ -78,12 +78,14 @@ class Looked:
         owner: str,
         current: Current,
         trace: Trace,
+        speaker: str,
         said: Sequence[Said],
         first: int,
         token: int,
     ) -> None:
         self.database, self.owner, self.current = database, owner, current
-        self.trace, self.said, self.first, self.token = trace, said, first, token
+        self.trace, self.speaker, self.said = trace, speaker, said
+        self.first, self.token = first, token
         self.ids = [each.id for each in said]
 
     def origin(self, node: Node, text: str | None) -> Data:
@@ -99,10 +101,10 @@ class Looked:
         if not whole or not size:
             return {}
         if node.source == MODEL:
-            past = ModelNgrams(self.database, self.owner, self.trace.fingerprint)
+            past = ModelNgrams(self.database, self.owner, self.speaker)
             times, of = past.follows(match, node.token)
             return {"times": times, "of": of} if times else {}
-        if node.source == STATISTICS and self.current.info.fingerprint == self.trace.fingerprint:
+        if node.source == STATISTICS and self.current.info.fingerprint == self.speaker:
             table = self.current.statistics
             followers = table.look_up(match) if table else None
             if followers is not None and node.token in followers.counts:
@@ -127,7 +129,7 @@ class Looked:
         """A message: by its tokens, where the same model said it and they are whole."""
         if message.run_id:
             with suppress(StorageError):
-                if traces.get(message.run_id).fingerprint == self.trace.fingerprint:
+                if self.speaker and traces.speaker(message.run_id) == self.speaker:
                     return spoken_of(message.id, traces.said(message.run_id))
         return Spoken(message.id, message.content)
 
@@ -155,10 +157,11 @@ class Why:
         path = [0, *(row for row, node in enumerate(guesses, 1) if node.accepted)]
         at = token - first
         here = [node for node in guesses if at < len(path) and node.parent == path[at]]
-        words = Words(self.current, trace.fingerprint, said)
+        speaker = traces.speaker(run_id)
+        words = Words(self.current, speaker, said)
         before = said[token - 1].id if token else ROOT
         words.ask((before, node.token) for node in here)
-        looked = Looked(self.database, owner, self.current, trace, said, first, token)
+        looked = Looked(self.database, owner, self.current, trace, speaker, said, first, token)
         for node in here:
             text = said[token].text if node.accepted else words.text(before, node.token)
             guess = guess_of(node, text) | looked.origin(node, text)
@@ -174,7 +177,7 @@ class Why:
         trace, said = traces.get(run_id), traces.said(run_id)
         first = max(0, first)
         steps = traces.steps(run_id, first, PAGE)
-        words = Words(self.current, trace.fingerprint, said)
+        words = Words(self.current, traces.speaker(run_id), said)
         before: dict[int, int] = {}
         last = ROOT
         for each in said:

@@ -126,6 +126,14 @@ def test_no_badge_is_given_where_a_proof_would_mean_nothing(session: Session) ->
     assert found["kind"] == "skipped" and "Same distribution" in found["why"]
 
 
+def test_an_answer_of_several_runs_has_no_badge(session: Session) -> None:
+    conversation = ask(session, preferences(check=False))
+    answered = session.history.last[OWNER, conversation]
+    session.background.add(OWNER, conversation, replace(answered, one=False))
+    found = proved(session, conversation)
+    assert found["kind"] == "skipped" and "other settings" in found["why"]
+
+
 def test_another_model_proves_nothing(session: Session, toy: Held) -> None:
     conversation = ask(session, preferences(check=False))
     swap(session, Another(), "other")
@@ -206,7 +214,7 @@ def test_of_too_many_answers_the_oldest_are_left_out(
 class Kept:
     """An answer of which only the run matters."""
 
-    same_text = True
+    same_text = one = True
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.errors import StorageError
+from engine.metrics import summarise
 from engine.types import Learned, Part, Prefill, Run, Step, Token
 from storage import deletions
 from storage.conversations import Conversations
@@ -410,15 +411,23 @@ def test_another_version_answered_what_leads_to_it(db: Database, traces: Traces)
 def test_the_answers_of_a_conversation_say_what_they_came_to(db: Database, traces: Traces) -> None:
     talk = Conversations(db, "ada").create()
     blank = Step(2, (), {"context": 5}, {"context": 5}, finish="cancelled", verify_seconds=9.0)
-    id = traces.save(replace(RUN, steps=(*STEPS, blank)), talk.id)
+    id = traces.save(replace(RUN, steps=(*STEPS, blank), parts=()), talk.id)
     traces.save(RUN)
     seconds = 0.1 + 0.2 + sum(step.seconds for step in STEPS) + 1e-3
     # The second step does not know what it would have taken plainly, so nobody knows the sum.
     worth = traces.worths(talk.id)
     assert worth == {id: Worth(4, 2, pytest.approx(seconds), None, {})}
-    plain = traces.save(replace(RUN, steps=STEPS[:1]), talk.id)
+    plain = traces.save(replace(RUN, steps=STEPS[:1], parts=()), talk.id)
     told = traces.worths(talk.id)[plain].plain_seconds
     assert told == pytest.approx(0.1 + 0.1 + 0.1 + 0.7)
+    # What reading took again where an answer was gone on with counts for neither.
+    several = replace(RUN, steps=STEPS[:1])
+    gone_on = traces.save(several, talk.id)
+    worth, figures = traces.worths(talk.id)[gone_on], summarise(several)
+    assert worth.seconds == pytest.approx(figures.seconds)
+    assert figures.plain_seconds is not None and figures.plain_prefill_seconds is not None
+    both = figures.plain_seconds + figures.plain_prefill_seconds
+    assert worth.plain_seconds == pytest.approx(both)
     assert Traces(db, "bob").worths(talk.id) == {}
 
 
@@ -438,6 +447,22 @@ def test_a_proof_is_kept_with_its_run_by_its_owner_alone(db: Database, traces: T
         handle.execute("UPDATE runs SET emitted_tokens = 'many'")
     assert traces.worths(talk.id) == {}
     traces.prove("gone", found)
+
+
+def test_a_proof_does_not_outlive_the_end_of_its_answer(db: Database, traces: Traces) -> None:
+    """One that goes on is another answer."""
+    talk = Conversations(db, "ada").create()
+    id = traces.save(RUN, talk.id)
+    traces.prove(id, {"kind": "same"})
+    traces.go_on(id, STEPS[-1], Part(2, "hd", "toy", "f", {}, Prefill(1, 0)))
+    assert traces.worths(talk.id)[id].proof == {}
+
+
+def test_a_run_has_one_speaker_or_none(traces: Traces) -> None:
+    assert traces.speaker(traces.save(RUN)) == "", "its parts are of two models"
+    assert traces.speaker(traces.save(replace(RUN, parts=RUN.parts[1:]))) == "f"
+    with pytest.raises(StorageError, match="no run"):
+        traces.speaker("gone")
 
 
 def test_steps_are_read_in_pages(db: Database, traces: Traces) -> None:
