@@ -64,6 +64,7 @@ def tour(page: Page, address: str) -> None:
     page.wait_for_selector("#proof .same")
     page.wait_for_timeout(1500)
     page.screenshot(path=IMAGES / "chat-light.png")
+    why(page)
     page.emulate_media(color_scheme="dark")
     page.reload()
     page.wait_for_timeout(4000)
@@ -96,6 +97,24 @@ def api(page: Page) -> None:
     expect(page.locator("#api-secret")).to_be_visible()
     page.wait_for_timeout(1000)
     page.screenshot(path=IMAGES / "api-light.png", full_page=True)
+
+
+def why(page: Page) -> None:
+    """What is told of a token, and the draft tree of a step; then the chat again."""
+    answer = page.locator("#tokens .turn.answered").last
+    answer.locator(".tok.k-context").last.hover()
+    page.wait_for_selector("#tokens .inspector .why")
+    page.wait_for_timeout(500)
+    page.screenshot(path=IMAGES / "why-light.png")
+    page.locator("[data-act=replay]:visible").last.click()
+    page.wait_for_selector(".replay-view:not([hidden]) .sofar")
+    for _ in range(12):
+        page.click("#replay .on")
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(500)
+    page.locator("#replay").screenshot(path=IMAGES / "replay-light.png")
+    page.get_by_role("tab", name="Chat").click()
+    page.wait_for_timeout(500)
 
 
 def stack(page: Page) -> None:
