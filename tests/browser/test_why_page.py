@@ -74,7 +74,7 @@ def address(data: Path) -> Iterator[str]:
 def talk(page: Page) -> Page:
     """A page that shows the conversation."""
     page.evaluate("() => { window.fired = () => { window.hurt = true; }; }")
-    page.locator("#conversations label").filter(has_text="Boats").click()
+    page.locator("#conversations .title", has_text="Boats").first.click()
     expect(page.locator("#tokens .turn.answered")).to_contain_text("sank.")
     return page
 
