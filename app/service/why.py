@@ -41,6 +41,7 @@ class Words:
     def __init__(self, current: Current, fingerprint: str, said: Iterable[Said]) -> None:
         info, there = current.info, current.state.there
         self.engine = current.engine if there and info.fingerprint == fingerprint else None
+        self.size = info.vocabulary_size
         self.known = {
             token.id: token.text for token in said if token.text and CUT not in token.text
         }
@@ -48,7 +49,8 @@ class Words:
 
     def ask(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Have the model say what tokens say behind the token before them, all in one question."""
-        fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self.asked]
+        # A damaged file may name tokens that the model does not have.
+        fresh = [pair for pair in {*pairs} - self.asked.keys() if max(pair) < self.size]
         if self.engine is None or not fresh:
             return
         try:

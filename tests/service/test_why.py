@@ -13,7 +13,7 @@ from engine.backends.toy import ToyBackend
 from engine.errors import EngineDied, StorageError
 from engine.local import Local
 from engine.methods import METHODS
-from engine.recorded import nodes
+from engine.recorded import NODE, nodes
 from engine.settings import Generation, Sampling
 from engine.types import CONTEXT, MODEL, Run
 from storage.database import Database
@@ -133,6 +133,29 @@ def test_an_old_run_is_told_to_be_not_recorded(session: Session) -> None:
     with session.database.write() as handle:
         handle.execute("UPDATE steps SET tree = x'00'")
     assert not session.why.explain(OWNER, run_id, 0, 0)["recorded"], "damaged, so as if not"
+
+
+def test_a_token_that_no_model_has_reaches_none(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may be damaged, and a native library may not survive such a number."""
+    run_id, run = last_run(session, ask(session, "once upon a time once upon"))
+    step = next(step for step in run.steps if step.tree)
+    evil = NODE.pack(0xFFFF, 0xFF, 0, 0, 0) * sum(step.proposed.values())
+    with session.database.write() as handle:
+        handle.execute("UPDATE steps SET tree = ? WHERE position = ?", [evil, step.index])
+    asked: list[int] = []
+    texts = session.engine.texts
+
+    def heard(tokens: Sequence[Sequence[int]]) -> list[str]:
+        asked.extend(token for each in tokens for token in each)
+        return texts(tokens)
+
+    monkeypatch.setattr(session.engine, "texts", heard)
+    page = session.why.page(OWNER, run_id, step.index)
+    shown = next(each for each in page["steps"] if each["step"] == step.index)
+    assert {guess[0] for guess in shown["guesses"]} == {0xFFFFFF}
+    assert asked and max(asked) < session.current.info.vocabulary_size
 
 
 def pages_of(session: Session, run_id: str) -> list[Data]:
