@@ -277,13 +277,6 @@ class Traces:
             with _checked(run_id):
                 return rows_of.said(self._db, run_id)
 
-    def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
-        """The steps of a run from number `start` on."""
-        with self._db.read():
-            self.get(run_id)
-            with _checked(run_id):
-                return rows_of.read(self._db, run_id, max(0, start), limit)
-
     def get(self, run_id: str) -> Trace:
         """A run's line of the history; `StorageError` when this owner has none of that id."""
         return _trace(self._row(TRACE_COLUMNS, run_id))

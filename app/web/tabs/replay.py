@@ -109,9 +109,11 @@ def wire_chat(
     tokens: gr.HTML,
     tabs: gr.Tabs,
     tab: str,
+    shown: gr.State,
     memory: gr.BrowserState,
 ) -> None:
-    """Open the replay of an answer from the chat; it is in the tab of that id."""
+    """Open the replay of an answer from the chat; it is in the tab of that id, which then shows
+    this run."""
 
     def jump(data: gr.EventData, request: gr.Request, memory: Memory) -> Updates:
         run_id, step, _ = asked(data)
@@ -120,6 +122,6 @@ def wire_chat(
         except StrataError as error:
             warn(str(error))
             return {tabs: gr.skip()}
-        return {parts.view: found, tabs: gr.update(selected=tab)}
+        return {parts.view: found, tabs: gr.update(selected=tab), shown: run_id}
 
-    tokens.replay(jump, memory, [parts.view, tabs], **AT_ONCE)
+    tokens.replay(jump, memory, [parts.view, tabs, shown], **AT_ONCE)
