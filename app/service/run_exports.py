@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from app.service.why import guesses_of
 from engine.types import TIERS, Run, Step
 from storage.traces import Trace
 
@@ -87,8 +88,13 @@ def step_row(step: Step, sources: Sequence[str]) -> list[Cell]:
 
 
 def run_json(trace: Trace, run: Run) -> str:
-    """A run with all that is stored of it."""
-    return json.dumps({**asdict(trace), **asdict(run)}, indent=1)
+    """A run with all that is stored of it; draft trees as the guesses that they hold."""
+    steps = []
+    for step in run.steps:
+        guesses = guesses_of(step)
+        tree = None if guesses is None else [guess._asdict() for guess in guesses]
+        steps.append({**asdict(step), "tree": tree})
+    return json.dumps({**asdict(trace), **asdict(run), "steps": steps}, indent=1)
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:

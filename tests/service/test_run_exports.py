@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from app.service.run_exports import run_json, runs_csv, steps_csv
+from engine.recorded import NODE
 from engine.types import Run, Step, Token
 from storage.traces import Trace
 
@@ -73,3 +74,12 @@ def test_json_holds_a_run_as_it_is() -> None:
     assert (found["id"], found["model"], found["speedup"]) == ("r1", EVIL, 1.25)
     assert found["steps"][1]["tokens"][0]["text"] == EVIL
     assert found["steps"][0]["proposed"] == {"context": 3, "draft:small": 2}
+
+
+def test_json_names_what_was_guessed() -> None:
+    said = (Token(5, 9, "context", 3, " a", 0.5),)
+    tree = NODE.pack(5, 0, 0, 3, 50) + NODE.pack(6, 0, 0, 2, 4)
+    steps = Step(0, said, {"context": 2}, {"context": 1}, tree=tree), Step(1, said)
+    drafted, old = json.loads(run_json(TRACE, Run("hd", "m", steps=steps)))["steps"]
+    assert old["tree"] is None and [node["token"] for node in drafted["tree"]] == [5, 6]
+    assert [node["accepted"] for node in drafted["tree"]] == [True, False]

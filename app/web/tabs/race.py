@@ -53,6 +53,7 @@ def build() -> gr.HTML:
         names=render.names(),
         elem_id="race",
         apply_default_css=False,
+        padding=False,
     )
 
 

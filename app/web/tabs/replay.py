@@ -63,6 +63,7 @@ def build() -> Parts:
         names=render.names(),
         elem_id="replay",
         apply_default_css=False,
+        padding=False,
     )
     return Parts(button, view)
 
