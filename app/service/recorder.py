@@ -65,6 +65,7 @@ class Recorder:
         """The number of the first step that this one adds."""
         self.part: Part | None = None
         self.prompt: tuple[int, ...] = ()
+        self.told: str | None = None
         self.finish: str | None = None
         self.stored = len(run.steps)
         self.opened = begun is None
@@ -92,7 +93,7 @@ class Recorder:
         """The answer's turn has come, and this is how it is made, behind this prompt; `told` is
         what of an answer that is gone on with is certain."""
         begun = self.begun
-        self.prompt = prompt
+        self.prompt, self.told = prompt, told
         if begun is None or not begun.run_id:
             self.collector.plan = plan
             return
@@ -187,8 +188,9 @@ class Recorder:
             run_id = self.traces.save(run, self.conversation_id, prompt=self.prompt)
             self.messages.rewrite(self.message_id, f"{head}{text}", run_id, begun.head)
             return run_id
-        known = begun.said and begun.prompt
-        prompt = () if known else (*self.prompt, *begun.said)
+        prompt = self.prompt  # Of another model, all that it read.
+        if self.told is not None:
+            prompt = () if begun.prompt else (*self.prompt, *begun.said)
         run_id = self.traces.go_on(self.run_id, run.steps[self.stored - 1], self.part, prompt)
         self.traces.extend(run_id, fresh, run.learned)
         whole = "".join(token.text for token in run.tokens)
