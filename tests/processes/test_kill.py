@@ -1,4 +1,5 @@
-"""Killed at any moment: the database is sound, and what was shown a second before is stored.
+"""Killed at any moment: the database is sound, what was shown a second before is stored, and an
+answer that was cut goes on to be the whole one.
 
 A child answers messages with a model that is slow, now and then stalls, and takes long to learn; it
 writes down what a page would have been sent, and when. It is killed without warning, and what it
@@ -30,6 +31,7 @@ from engine.settings import Generation, Sampling
 from storage import leftovers
 from storage.conversations import StoredMessage
 from storage.database import Database
+from storage.traces import Traces
 
 OWNER = "local"
 MOMENTS, AT_ONCE = 50, 25
@@ -39,8 +41,15 @@ LOST_SECONDS = 1.0
 SLACK = 0.5
 """A busy machine may leave a thread waiting for its turn."""
 STEP, STALL, LEARNING = 0.04, 1.6, 1.3
+TOKENS = 24
+"""Of each answer, at most."""
 METHODS_OF = multiprocessing.get_all_start_methods()
 CONTEXT = multiprocessing.get_context("forkserver" if "forkserver" in METHODS_OF else "spawn")
+
+
+def chosen(seed: int, tokens: int) -> Preferences:
+    generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=tokens)
+    return Preferences(generation, "hd", METHODS["hd"].drafting, fresh_seed=False)
 
 
 def answers(session: Session, seed: int) -> Iterator[tuple[int, str]]:
@@ -48,14 +57,12 @@ def answers(session: Session, seed: int) -> Iterator[tuple[int, str]]:
 
     The text of message n itself comes as answer -1 - n, once it is stored.
     """
-    generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=24)
-    chosen = Preferences(generation, "hd", METHODS["hd"].drafting, fresh_seed=False)
     conversation, number = None, 0
     while True:
         text = f"Message {number} of {seed}."
         conversation = session.chat.say(OWNER, conversation, text)
         yield -1 - number, text
-        for update in session.answering.answer(OWNER, conversation, chosen):
+        for update in session.answering.answer(OWNER, conversation, chosen(seed, TOKENS)):
             yield number, update.text
         number += 1
 
@@ -155,6 +162,7 @@ class Outcome:
     doing: str
     lost_seconds: float
     problems: tuple[str, ...]
+    cut: bool
 
 
 def outcome(killed: Killed) -> Outcome:
@@ -166,8 +174,12 @@ def outcome(killed: Killed) -> Outcome:
         for check in ("integrity_check", "foreign_key_check"):
             found = db.execute_read(f"PRAGMA {check}")
             problems += [str(row) for row in found if row != ("ok",)]
-        store = Session(Local(backend=ToyBackend()), db).chat.conversations(OWNER)
+        session = Session(Local(backend=ToyBackend()), db)
+        store = session.chat.conversations(OWNER)
         stored = [message for item in store.list() for message in store.messages(item.id)]
+        cut = bool(stored) and is_cut(session, stored[-1])
+        if cut:
+            problems += wrong(gone_on(session, stored, killed.seed), killed.seed, cut=False)
     said = {n: text for _, n, text in shown if isinstance(n, int) and n < 0}
     texts = {2 * (-1 - number): text for number, text in said.items()}
     problems += [
@@ -183,7 +195,23 @@ def outcome(killed: Killed) -> Outcome:
     ]
     answering = [number for _, number, _ in shown][-1]
     doing = "learning" if answering == "learning" else "answering"
-    return Outcome(doing, max(lost, default=0.0), tuple(problems))
+    return Outcome(doing, max(lost, default=0.0), tuple(problems), cut)
+
+
+def is_cut(session: Session, last: StoredMessage) -> bool:
+    """Whether a message is an answer that did not end."""
+    run = last.run_id and Traces(session.database, OWNER).load(last.run_id)
+    return bool(run) and run.finish is None
+
+
+def gone_on(session: Session, stored: Sequence[StoredMessage], seed: int) -> list[StoredMessage]:
+    """The messages once the last answer went on."""
+    last = stored[-1]
+    left = chosen(seed, TOKENS - len(last.pieces or ()))
+    session.chat.go_on(OWNER, last.conversation_id)
+    for _ in session.answering.answer(OWNER, last.conversation_id, left):
+        pass
+    return list(session.chat.conversations(OWNER).messages(last.conversation_id))
 
 
 def content(stored: Sequence[StoredMessage], number: int) -> str:
@@ -191,14 +219,15 @@ def content(stored: Sequence[StoredMessage], number: int) -> str:
     return stored[at].content if at < len(stored) else ""
 
 
-def wrong(stored: Sequence[StoredMessage], seed: int) -> list[str]:
-    """Answers that are not the beginning of the true one, or whose tokens are not their text."""
+def wrong(stored: Sequence[StoredMessage], seed: int, cut: bool = True) -> list[str]:
+    """Answers that are not the beginning of the true one, or whose tokens are not their text. Only
+    the last one may be `cut`."""
     count = len(stored) // 2
     problems = []
     for number, whole in enumerate(truth(seed, count)):
         answer = stored[2 * number + 1]
         pieces = "".join(piece.text for piece in answer.pieces or ())
-        complete = number + 1 < (len(stored) + 1) // 2
+        complete = not cut or number + 1 < (len(stored) + 1) // 2
         if answer.role != "assistant" or not answer.content or pieces != answer.content:
             problems.append(f"answer {number} is stored as {answer.content!r} and {pieces!r}")
         elif not whole.startswith(answer.content) or (complete and answer.content != whole):
@@ -220,6 +249,7 @@ def test_fifty_kills_lose_a_second_at_most(tmp_path: Path) -> None:
     assert [problem for each in found for problem in each.problems] == []
     assert Counter(each.doing for each in found).keys() == {"answering", "learning"}
     assert max(each.lost_seconds for each in found) <= LOST_SECONDS + SLACK
+    assert sum(each.cut for each in found) > MOMENTS // 10
 
 
 def main() -> None:
@@ -231,7 +261,9 @@ def main() -> None:
     doing = Counter(each.doing for each in found)
     problems = [problem for each in found for problem in each.problems]
     lost = sorted(each.lost_seconds for each in found)
+    cut = sum(each.cut for each in found)
     print(f"{len(found)} kills: {dict(doing)}; problems: {problems or 'none'}")
+    print(f"answers that were cut, and went on to be whole: {cut}")
     print(f"oldest text lost: median {lost[len(lost) // 2]:.2f} s, most {lost[-1]:.2f} s")
 
 
