@@ -57,11 +57,13 @@ def hide(
         "AND (:id = :place OR id IN (SELECT run FROM messages WHERE conversation = :place))",
         {"place": place, "trash": trash, "id": id},
     )
+    elsewhere = (
+        "SELECT conversation FROM messages JOIN conversations ON conversations.id = conversation "
+        "WHERE run = runs.id AND owner = :owner"
+    )
     handle.execute(
-        "UPDATE runs SET owner = :owner, conversation = (SELECT conversation FROM messages "
-        "JOIN conversations ON conversations.id = conversation WHERE run = runs.id "
-        "AND owner = :owner LIMIT 1) WHERE conversation = :place AND id IN (SELECT run "
-        "FROM messages JOIN conversations ON conversations.id = conversation WHERE owner = :owner)",
+        f"UPDATE runs SET owner = :owner, conversation = ({elsewhere} LIMIT 1) "
+        f"WHERE conversation = :place AND EXISTS ({elsewhere})",
         {"place": place, "owner": owner},
     )
     handle.execute(
