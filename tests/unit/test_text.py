@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.backends.toy import ToyBackend
-from engine.text import CUT, TextStream, overlap
+from engine.text import CUT, TextStream, behind, overlap, resumed
 
 BYTES = ToyBackend().detokenize
 PIECES = ["a", "b", "ab", " ", "é", "日本", "😀", "👩‍👩‍👧‍👦", "<", "end>", "\x00", "\n", CUT]
@@ -190,3 +190,40 @@ def test_a_mark_in_a_stop_string_is_found_at_the_end_too() -> None:
 )
 def test_overlap(text: str, string: str, length: int) -> None:
     assert overlap(text, string) == length
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12), st.lists(st.sampled_from(PIECES), max_size=2)
+)
+@example(["a", "😀", "end>", "b"], ["nd>b"])
+def test_a_stream_goes_on_anywhere_as_if_it_had_never_ended(
+    parts: list[str], stop: list[str]
+) -> None:
+    tokens = list("".join(parts).encode("utf-8"))
+    pieces, stopped = stream(tokens, stop)
+    until = len(pieces) - 1 if stopped else len(tokens)
+    for cut in range(until):
+        text, told = resumed(BYTES, stop, tokens[:cut])
+        assert told == "".join(pieces[:cut])
+        rest = [text.push(token) for token in tokens[cut : until + stopped]]
+        assert [piece for piece, _ in rest] == pieces[cut : cut + len(rest)]
+        assert [end for _, end in rest] == [*[False] * (len(rest) - 1), stopped][-len(rest) :]
+
+
+def test_a_stop_string_that_ended_nothing_counts_from_there_on() -> None:
+    tokens = list(b"one STOP two STOP three")
+    text, told = resumed(BYTES, ["STOP"], tokens[:11])
+    assert told == "one STOP tw"
+    pieces = [text.push(token) for token in tokens[11:]]
+    ended = [end for _, end in pieces].index(True)
+    assert "".join(piece for piece, _ in pieces[: ended + 1]) == "o "
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(0, 12))
+def test_behind_a_text_only_what_is_new_is_told(parts: list[str], cut: int) -> None:
+    begun, rest = "".join(parts[:cut]), "".join(parts[cut:])
+    text = behind(BYTES, ["never said"], list(begun.encode("utf-8")))
+    told = "".join(text.push(token)[0] for token in rest.encode("utf-8"))
+    assert told + text.flush() == rest
