@@ -46,7 +46,6 @@ from engine.errors import (
     Busy,
     Cancelled,
     ModelError,
-    PromptError,
     SettingError,
     StrataError,
     first_line,
@@ -59,7 +58,7 @@ from engine.loaded import NO_MODEL, Costs, Loaded, no_model
 from engine.methods import METHODS
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.prompt import splice
+from engine.prompt import no_room, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
@@ -281,11 +280,7 @@ class Local:
             prompt = splice(self.loaded.backend, begin + request.text, chat.tokens)
         info, length = self.loaded.backend.info, len(prompt) + len(request.said)
         if request.said and length >= info.context_length:
-            raise PromptError(
-                f"The answer cannot go on: with its prompt it has {length:,} tokens, and "
-                f"{info.name} reads at most {info.context_length:,}. Start a new conversation, or "
-                "load the model with a longer context."
-            )
+            raise no_room(info, length)
         return prompt, dropped
 
     def text_of(self, request: Request, prompt: Sequence[int]) -> tuple[TextStream, str]:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, BackendInfo
 from engine.errors import PromptError
 from engine.types import Message
 
@@ -79,6 +79,8 @@ class Chat:
                 size = len(prompt)
                 if size <= room or last and size < context:
                     return prompt, dropped
+            if last and begun:
+                raise no_room(self.backend.info, size)
             if last:
                 raise PromptError(
                     f"The message has {size:,} tokens, and {self.backend.info.name} reads at "
@@ -127,6 +129,15 @@ class Chat:
                 self.counts.clear()
             self.counts[key] = len(self.backend.tokenize(text))
         return self.counts[key]
+
+
+def no_room(info: BackendInfo, length: int) -> PromptError:
+    """An answer that has so many tokens with its prompt cannot go on."""
+    return PromptError(
+        f"The answer cannot go on: with its prompt it has {length:,} tokens, and {info.name} reads "
+        f"at most {info.context_length:,}. Start a new conversation, or load the model with a "
+        "longer context."
+    )
 
 
 def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:

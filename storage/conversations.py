@@ -302,7 +302,7 @@ class Conversations:
     def show(self, id: str, message_id: str) -> None:
         """Show the path through a message; below it goes on what was shown there last."""
         with self._db.write() as handle:
-            revision = self._touch(handle, id)
+            revision = self._touch(handle, id, newest=False)
             above = self._tree(id, message_id).above(message_id)
             query = "UPDATE messages SET chosen = ? WHERE id = ?"
             handle.conn.executemany(query, [(revision, each) for each in above])
@@ -455,14 +455,14 @@ class Conversations:
             self._touch(handle, id)
             handle.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", [value, id])
 
-    def _touch(self, handle: sqlite_utils.Database, id: str) -> int:
+    def _touch(self, handle: sqlite_utils.Database, id: str, newest: bool = True) -> int:
         """Mark a conversation as changed; the check that it is this owner's. Its new revision,
-        which is beyond all its messages."""
+        which is beyond all its messages. It becomes the `newest` in the list."""
         rows = handle.execute(
-            "UPDATE conversations SET updated = ?, revision = 1 + max(CAST(revision AS INTEGER), "
+            "UPDATE conversations SET updated = coalesce(?, updated), revision = 1 + max(CAST(revision AS INTEGER), "
             "(SELECT CAST(coalesce(max(position), 0) AS INTEGER) FROM messages "
             "WHERE conversation = conversations.id)) WHERE id = ? AND owner = ? RETURNING revision",
-            [time.time(), id, self._owner],
+            [time.time() if newest else None, id, self._owner],
         ).fetchall()
         if not rows:
             raise _missing(id)

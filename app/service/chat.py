@@ -119,6 +119,7 @@ class Chat:
                     "Only what you said can be edited. Answer the message before it again instead."
                 )
             message = store.beside(conversation_id, message_id, "user", text)
+            store.show(conversation_id, message.id)
         self.tasks.ask(owner, conversation_id, Wanted(message.id))
         return message.id
 

@@ -386,6 +386,10 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_is(session: Session, db: Da
     with pytest.raises(PromptError, match="The answer cannot go on: .* reads at most 64"):
         go_on(small, conversation, wanted())
     assert stored(small, conversation) == before
+    with db.write() as handle:
+        handle.execute("UPDATE runs SET fingerprint = (SELECT max(id) FROM fingerprints)")
+    with pytest.raises(PromptError, match="The answer cannot go on: .* reads at most 64"):
+        go_on(small, conversation, wanted())
 
 
 def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(

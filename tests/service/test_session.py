@@ -562,6 +562,10 @@ def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None
     assert texts(session, conversation) == before
     store.show(conversation, other)
     assert texts(session, conversation) == [shown.content, answered_.content]
+    hidden = store.messages(conversation, to=store.following(conversation, said.id)[0])[-1]
+    later = store.following(conversation, hidden.id)[0]
+    session.chat.edit(OWNER, conversation, later, "from another branch")
+    assert texts(session, conversation) == [*before[:2], "from another branch"]
 
 
 def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:

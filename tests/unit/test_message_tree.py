@@ -79,6 +79,14 @@ def test_each_version_is_shown_with_what_was_shown_below_it_last(
     assert ada.last(id) == names["C"]
 
 
+def test_looking_at_another_version_leaves_the_list_in_its_order(
+    ada: Conversations, id: str
+) -> None:
+    newest = ada.create("newest").id
+    ada.show(id, named(ada, id)["B"])
+    assert [found.id for found in ada.list()] == [newest, id]
+
+
 def test_messages_know_their_versions_and_what_they_follow(ada: Conversations, id: str) -> None:
     names = named(ada, id)
     places = {
