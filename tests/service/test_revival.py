@@ -305,11 +305,16 @@ def test_a_process_that_is_killed_costs_the_rest_of_an_answer(db: Database, remo
     os.kill(remote.process.pid, signal.SIGKILL)
     with pytest.raises(EngineDied, match="SIGKILL"):
         list(answer)
-    said = session.chat.conversations(OWNER).messages(conversation)[1].content
+    cut = session.chat.conversations(OWNER).messages(conversation)[1]
+    said, left = cut.content, 200 - len(cut.pieces or ())
     shown = first.text.removesuffix("\ufffd")  # type: ignore[union-attr]
     assert shown and said.startswith(shown), "what was shown is kept"
     assert back.wait(60) and session.current.info.name == "one" and remote.state.there
     assert "one is being loaded again" in session.notices.take(OWNER)[0]
+    session.chat.go_on(OWNER, conversation)
+    rest = replace(chosen, generation=replace(chosen.generation, max_tokens=left))
+    *_, whole = session.answering.answer(OWNER, conversation, rest)
     session.chat.again(OWNER, conversation)
     *_, last = session.answering.answer(OWNER, conversation, chosen)
     assert last.text.startswith(said.removesuffix("\ufffd"))  # type: ignore[union-attr]
+    assert whole.text == last.text and whole.tokens == last.tokens  # type: ignore[union-attr]
