@@ -26,7 +26,7 @@ from engine.hsd.profile import RULES, ModelProfile, Pair, Profile
 from engine.methods import METHODS, PLAIN
 from engine.runs import run as decoded
 from engine.settings import Generation, Runtime, Sampling
-from engine.types import CalibrationRow, Message, Run
+from engine.types import CalibrationRow, Message, Part, Prefill, Run
 from storage.calibrations import CalibrationStore
 from storage.contexts import ContextStore
 from storage.conversations import Conversations
@@ -101,6 +101,7 @@ class Content:
         last = replace(stopped.steps[2], finish="cancelled")
         cut = replace(stopped, steps=(*stopped.steps[:2], last))
         self.ask(make.create("Stopped").id, "a longer story", cut)
+        self.went_on(cut, stopped)
         killed = replace(stopped, steps=stopped.steps[:4], learned=None)
         self.ask(make.create("Killed").id, "a longer story", killed)
         unanswered = make.create("Two questions, no answer").id
@@ -115,6 +116,18 @@ class Content:
         lost = make.create("Damaged").id
         self.ask(lost, "hello", self.decoded("hello"))
         self.damage(lost)
+
+    def went_on(self, cut: Run, whole: Run) -> None:
+        """An answer that went on with another model, and what was deleted and is nowhere shown."""
+        make, rest = self.conversations, whole.steps[len(cut.steps) :]
+        id = make.create("Went on").id
+        run_id = self.ask(id, "a longer story", cut)
+        part = Part(rest[0].index, "plain", "other", "other", {}, Prefill(40, 3, 0.25, 0.125))
+        self.traces.go_on(run_id, replace(cut.steps[-1], finish=None), part, range(40))
+        self.traces.extend(run_id, rest, whole.learned)
+        make.rewrite(make.messages(id)[-1].id, said(whole), run_id, None)
+        make.delete_message(id, make.append(id, "user", "deleted").id)
+        make.delete(make.create("Deleted").id)
 
     def damage(self, id: str) -> None:
         """What a disk that fails makes of rows."""
@@ -233,7 +246,8 @@ def shown_run(traces: Traces, id: str) -> Any:
         return str(error)
     steps = [[asdict(step)[name] for name in STEP] for step in run.steps]
     parts = [part and asdict(part) for part in (run.prefill, run.learned)]
-    return [run.method, run.model, run.fingerprint, run.settings, *parts, steps]
+    more = [asdict(part) for part in run.parts]
+    return [run.method, run.model, run.fingerprint, run.settings, *parts, *more, steps]
 
 
 STEP = (

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.errors import StorageError
 from storage import leftovers
 from storage.conversations import Conversations
 from storage.database import Database
@@ -48,6 +49,36 @@ def test_answers_without_a_word_are_deleted(db: Database, tmp_path: Path) -> Non
     mine.append(id, "assistant", "Hello", pieces=())
     leftovers.clean(db, tmp_path)
     assert contents(mine, id)[-1] == "Hello"
+
+
+def test_what_was_deleted_goes_at_the_next_start(db: Database, tmp_path: Path) -> None:
+    mine = Conversations(db, "ada")
+    kept, gone = mine.create().id, mine.create().id
+    said = mine.append(kept, "user", "secret")
+    mine.append(gone, "user", "secret")
+    tokens = [mine.delete_message(kept, said.id), mine.delete(gone)]
+    leftovers.clean(db, tmp_path)
+    assert db.execute_read("SELECT count(*) FROM messages") == [(0,)]
+    assert [each.id for each in mine.list()] == [kept]
+    for token in tokens:
+        with pytest.raises(StorageError, match="cannot be undone"):
+            mine.undo(token)
+
+
+def test_what_follows_an_answer_without_a_word_stays_in_its_place(
+    db: Database, tmp_path: Path
+) -> None:
+    mine = Conversations(db, "ada")
+    id = mine.create().id
+    said = mine.append(id, "user", "Hi")
+    empty = mine.append(id, "assistant", "", pieces=())
+    mine.append(id, "assistant", "Hello", after=said.id)
+    mine.append(id, "user", "again", after=empty.id)
+    mine.show(id, empty.id)
+    leftovers.clean(db, tmp_path)
+    assert contents(mine, id) == ["Hi", "again"], "it was shown below"
+    mine.show(id, mine.messages(id)[-1].versions[0])
+    assert contents(mine, id) == ["Hi", "Hello"]
 
 
 @pytest.fixture
