@@ -44,7 +44,7 @@ class Chat:
     def delete(self, owner: str, conversation_id: str) -> str:
         """Delete a conversation with all that was derived from it but the model tier; what `undo`
         takes to bring it back."""
-        self.tasks.stop(owner, conversation_id)
+        self.tasks.end(owner, conversation_id)
         self.deleted(owner, conversation_id)
         token = self.conversations(owner).delete(conversation_id)
         self.trash.remember(token, owner, conversation_id)
@@ -55,11 +55,13 @@ class Chat:
         """Delete a message with all that follows it, in whatever version; what `undo` takes. An
         answer under way to one of these ends."""
         store, wanted = self.conversations(owner), self.tasks.wanted(owner, conversation_id)
+        last = wanted and (wanted.going_on or wanted.after)
+        if last and store.has(conversation_id, last):
+            above = store.messages(conversation_id, pieces=False, to=last)
+            if message_id in [message.id for message in above]:
+                self.tasks.end(owner, conversation_id)
         token = store.delete_message(conversation_id, message_id)
         self.trash.remember(token, owner)
-        ends = wanted and (wanted.going_on or wanted.after)
-        if ends and not store.has(conversation_id, ends):
-            self.tasks.stop(owner, conversation_id)
         return token
 
     def undo(self, owner: str, token: str) -> str:

@@ -20,6 +20,8 @@ T = TypeVar("T")
 HUNG_SECONDS = 30.0
 """A forward ends early once it is stopped, and all else takes less. What does not end by then never
 will."""
+ENDING_SECONDS = 2.0
+"""So long one waits for a task to end that was stopped."""
 
 
 class Stoppable(Protocol):
@@ -96,6 +98,7 @@ class Tasks:
         self.asked: OrderedDict[tuple[str, str], Task] = OrderedDict()
         self.known: dict[tuple[str, str], list[Task]] = {}
         self.lock = threading.Lock()
+        self.over = threading.Condition(self.lock)
 
     def ask(self, owner: str, about: str, wanted: Wanted | None = None) -> Task:
         """The task that will follow: what stops it from now on stops that one."""
@@ -120,6 +123,7 @@ class Tasks:
                 self.known[key].remove(task)
                 if not self.known[key]:
                     del self.known[key]
+                self.over.notify_all()
 
     def stop(self, owner: str, about: str) -> None:
         """Stop what was asked for or is known by now; what is asked for later is not touched."""
@@ -130,6 +134,12 @@ class Tasks:
             late = threading.Timer(HUNG_SECONDS, self.look, (task,))
             late.daemon = True
             late.start()
+
+    def end(self, owner: str, about: str) -> None:
+        """Stop it, and wait until it is over, so that what it did is stored; not for long."""
+        self.stop(owner, about)
+        with self.over:
+            self.over.wait_for(lambda: (owner, about) not in self.known, ENDING_SECONDS)
 
     def look(self, task: Task) -> None:
         """See whether a task that was stopped is over by now."""

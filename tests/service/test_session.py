@@ -1,6 +1,7 @@
 """The session: what it stores, whose it is, and that no helper can change an answer."""
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
@@ -701,16 +702,27 @@ def test_a_deleted_conversation_comes_back_whole(session: Session, db: Database)
         session.chat.undo(OWNER, token)
 
 
-def test_deleting_a_message_ends_the_answer_to_it(session: Session, toy: Held) -> None:
+@pytest.mark.parametrize("what", ["message", "conversation"])
+def test_deleting_ends_the_answer_and_undo_brings_all_of_it_back(
+    session: Session, toy: Held, what: str
+) -> None:
     conversation = session.chat.say(OWNER, None, "hello")
-    (said,) = session.chat.conversations(OWNER).messages(conversation)
-    updates = session.answering.answer(OWNER, conversation, preferences())
-    toy.allow(1)
-    next(updates)
-    session.chat.delete_message(OWNER, conversation, said.id)
-    toy.allow()
-    assert run(updates).finish == "cancelled"
-    assert texts(session, conversation) == []
+    store = session.chat.conversations(OWNER)
+    (said,) = store.messages(conversation)
+    toy.allow(3)
+    growing = session.generations.start(OWNER, conversation, preferences("plain", tokens=500))
+    assert soon(lambda: toy.allowed[0] == 0)
+    threading.Timer(0.3, toy.allow).start()
+    if what == "message":
+        token = session.chat.delete_message(OWNER, conversation, said.id)
+        assert texts(session, conversation) == []
+    else:
+        token = session.chat.delete(OWNER, conversation)
+        assert store.list() == []
+    assert soon(lambda: growing.over) and growing.update is not None
+    assert growing.update.finish == "cancelled" and session.notices.take(OWNER) == []
+    session.chat.undo(OWNER, token)
+    assert texts(session, conversation) == ["hello", growing.update.text]
 
 
 class Broken(ContextTier):
