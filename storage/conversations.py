@@ -459,8 +459,9 @@ class Conversations:
         """Mark a conversation as changed; the check that it is this owner's. Its new revision,
         which is beyond all its messages. It becomes the `newest` in the list."""
         rows = handle.execute(
-            "UPDATE conversations SET updated = coalesce(?, updated), revision = 1 + max(CAST(revision AS INTEGER), "
-            "(SELECT CAST(coalesce(max(position), 0) AS INTEGER) FROM messages "
+            "UPDATE conversations SET updated = coalesce(?, updated), "
+            "revision = 1 + max(CAST(revision AS INTEGER), (SELECT "
+            "CAST(coalesce(max(position), 0) AS INTEGER) FROM messages "
             "WHERE conversation = conversations.id)) WHERE id = ? AND owner = ? RETURNING revision",
             [time.time() if newest else None, id, self._owner],
         ).fetchall()
