@@ -24,16 +24,23 @@ WISH = "Give this conversation a title of at most six words. Answer with the tit
 def title_of(text: str) -> str:
     """A title from what was said: its first sentence without Markdown, cut behind a word; "" for
     text without any words."""
-    for line in text.splitlines():
-        if line.lstrip().startswith(("```", "~~~")):
-            continue
-        bare = re.sub(r"^[\s#>*+`~-]+|^\s*\d+[.)]\s+|[\s*`~]+$", "", line)
-        bare = " ".join(bare.replace("**", "").replace("`", "").split())
-        if not re.search(r"\w", bare):
-            continue
-        sentence = re.match(r".{8,}?[.!?](?=\s|$)", bare)
-        return cut((sentence[0] if sentence else bare).rstrip("."))
+    outside = re.sub(r"(?m)^\s*(?:```|~~~).*$", "", text)
+    for paragraph in re.split(r"\n\s*\n", outside):
+        lines = paragraph.strip().splitlines()
+        # A heading stands for itself, other lines are one text.
+        said = " ".join(
+            bare(line) for line in (lines[:1] if paragraph.lstrip()[:1] == "#" else lines)
+        )
+        if re.search(r"\w", said):
+            sentence = re.match(r".{8,}?[.!?](?=\s|$)", said.strip())
+            return cut(" ".join((sentence[0] if sentence else said).split()).rstrip("."))
     return ""
+
+
+def bare(line: str) -> str:
+    """A line without its Markdown."""
+    line = re.sub(r"^[\s#>*+`~-]+|^\s*\d+[.)]\s+|[\s*`~]+$", "", line)
+    return line.replace("**", "").replace("`", "")
 
 
 def cut(text: str) -> str:
