@@ -264,6 +264,7 @@ class Local:
         """The prompt of a request, and how many messages it leaves out. Raises PromptError where
         there is no room for more of an answer that is to go on, ModelError for another model."""
         chat, context = self.loaded.chat, conversation.databases.context
+        thinking = request.generation.thinking
         if request.said and request.speaker != self.loaded.backend.info.fingerprint:
             raise ModelError("Another model was loaded meanwhile. Have the answer go on once more.")
         prompt, dropped = list(request.prompt), 0
@@ -271,9 +272,9 @@ class Local:
             context.expect(prompt)
         elif request.messages:
             if request.said:
-                prompt, dropped = chat.go_on(request.messages, request.said)
+                prompt, dropped = chat.go_on(request.messages, request.said, thinking)
             else:
-                prompt, dropped = chat.fit(request.messages, request.begun)
+                prompt, dropped = chat.fit(request.messages, request.begun, thinking)
             self.expect(conversation, prompt, request)
         elif request.text:
             begin = self.loaded.backend.info.begin
@@ -349,7 +350,8 @@ class Local:
             tier = tier.without(wanted.unlearned, wanted.new)
         rows = past.calibration.rows() if calibration is None else calibration
         base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
-        prompt = list(request.prompt) or loaded.chat.prompt(request.messages, known=())
+        prompt = list(request.prompt)
+        prompt = prompt or loaded.chat.prompt(request.messages, (), generation.thinking)
         with self.sequences(request) as (target, drafts):
             # What takes long to make is made before the run; what is missing is told at once.
             drafters = self.drafters(request, base.for_measuring(), stream, target, drafts)

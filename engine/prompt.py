@@ -30,20 +30,27 @@ class Chat:
         self.counts: dict[int, int] = {}
         """How many tokens a piece of text has, by its hash."""
 
-    def prompt(self, messages: Sequence[Message], known: Sequence[int] | None = None) -> list[int]:
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        known: Sequence[int] | None = None,
+        thinking: bool | None = None,
+    ) -> list[int]:
         """The prompt for the next answer; `known` are tokens to take over (default: last turn's).
 
         Raises PromptError when there is nothing to answer.
         """
-        text = self.text(messages)
+        text = self.text(messages, thinking=thinking)
         return splice(self.backend, text, self.tokens if known is None else known)
 
-    def text(self, messages: Sequence[Message], begun: str = "") -> str:
+    def text(
+        self, messages: Sequence[Message], begun: str = "", thinking: bool | None = None
+    ) -> str:
         """The text of the prompt for the next answer, and of what it has `begun` with. Raises
         PromptError as `prompt` does."""
         if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
             raise PromptError("The message is empty. Write something first.")
-        return self.backend.render(messages) + begun
+        return self.backend.render(messages, thinking) + begun
 
     def check(self, text: str) -> None:
         """Raise PromptError for a message that cannot be answered: empty, or too long even alone.
@@ -54,7 +61,9 @@ class Chat:
         if 2 * byte_count(self.text(messages)) > self.backend.info.context_length:
             self.fit(messages)
 
-    def fit(self, messages: Sequence[Message], begun: str = "") -> tuple[list[int], int]:
+    def fit(
+        self, messages: Sequence[Message], begun: str = "", thinking: bool | None = None
+    ) -> tuple[list[int], int]:
         """The prompt for the next answer, with what that has `begun` with, and how many of the
         oldest messages it leaves out.
 
@@ -72,7 +81,8 @@ class Chat:
         turns = [at for at, m in enumerate(rest) if not at or m.role == "user"] or [0]
         dropped, sizes = 0, list[int]()
         while True:
-            text, last = self.text([*head, *rest[dropped:]], begun), dropped == turns[-1]
+            text = self.text([*head, *rest[dropped:]], begun, thinking)
+            last = dropped == turns[-1]
             size = room if last or self.cheap(text, room) else self.count(text)
             if size <= room:
                 prompt = splice(self.backend, text, self.tokens)
@@ -92,12 +102,15 @@ class Chat:
             later = (at for at in turns if at > dropped and before[at] >= blocks * block)
             dropped = next(later, turns[-1])
 
-    def go_on(self, messages: Sequence[Message], said: Sequence[int]) -> tuple[list[int], int]:
+    def go_on(
+        self, messages: Sequence[Message], said: Sequence[int], thinking: bool | None = None
+    ) -> tuple[list[int], int]:
         """The prompt in front of an answer of which these tokens were said, and how many of the
         oldest messages it leaves out."""
-        _, dropped = self.fit(messages, self.backend.detokenize(said))
+        _, dropped = self.fit(messages, self.backend.detokenize(said), thinking)
         head = [m for m in messages[:1] if m.role == "system"]
-        return self.prompt([*head, *messages[len(head) + dropped :]]), dropped
+        kept = [*head, *messages[len(head) + dropped :]]
+        return self.prompt(kept, thinking=thinking), dropped
 
     def sizes(self, messages: Sequence[Message], whole: int) -> list[int]:
         """About how many tokens each message adds to a prompt of so many: those of its own, and an

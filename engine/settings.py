@@ -118,16 +118,26 @@ class Sampling(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Generation(Checked):
-    """A whole answer: the sampler, its length, the strings that end it."""
+    """A whole answer: the sampler, its length, the strings that end it.
+
+    `thinking` says whether the model thinks before it answers, where its chat template can switch
+    that (`BackendInfo.can_think`); None leaves it to the template.
+    """
 
     sampling: Sampling = Sampling()
     max_tokens: int = setting(
         512, 1, 32768, 1, "Max tokens", "The answer has at most this many tokens."
     )
     stop: tuple[str, ...] = ()
+    thinking: bool | None = None
 
     def __post_init__(self) -> None:
         super(Generation, self).__post_init__()
+        if not (self.thinking is None or isinstance(self.thinking, bool)):
+            raise SettingError(
+                f"Thinking cannot be {shortened(self.thinking)}. Give true, false, or nothing for "
+                "what the model does by itself."
+            )
         check_texts(self, "stop")
         if not isinstance(self.sampling, Sampling):
             raise SettingError(f"The sampler cannot be {self.sampling!r}. Give a Sampling.")

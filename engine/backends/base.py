@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from engine.backends.chat_template import TemplateStopped
+from engine.backends.chat_template import Fill, TemplateStopped, switched
 from engine.errors import PromptError
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -24,7 +24,8 @@ class BackendInfo:
     vocabulary splits text ("BPE", "Unigram", ...). `leaves` is how many branches a tree may have,
     None for any number; 1 means that only chains are verified. `sampling` is what the model's
     makers recommend, where they do. `begin` is the token that a text begins with, as text, "" where
-    the model wants none.
+    the model wants none. `can_think` says whether its chat template can have it think before it
+    answers, or not.
     """
 
     name: str
@@ -45,6 +46,7 @@ class BackendInfo:
     note: str = ""
     sampling: Sampling = Sampling()
     begin: str = ""
+    can_think: bool = False
 
 
 class Filled(NamedTuple):
@@ -111,8 +113,12 @@ class Backend(Protocol):
     def vocabulary(self) -> Sequence[str]:
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text of a conversation, up to where the assistant's answer begins."""
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        """The prompt text of a conversation, up to where the assistant's answer begins.
+
+        `thinking` says whether the model is to think first, where it can be told; None leaves that
+        to its template.
+        """
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         """Make the cache hold `tokens[:-1]`, as one forward over all of `tokens` would fill it.
@@ -152,9 +158,10 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 def conversation(
     messages: Sequence[Message],
-    fill: Callable[[list[dict[str, str]]], str] | None,
+    fill: Fill | None,
     begin: str,
     name: str,
+    thinking: bool | None = None,
 ) -> str:
     """The prompt text of a conversation: what `fill`, the chat template of model `name`, makes of
     its turns; without one, lines of text after `begin`. Raises PromptError.
@@ -163,7 +170,8 @@ def conversation(
         lines = "".join(f"{m.role.capitalize()}: {m.content}\n\n" for m in messages)
         return f"{begin}{lines}Assistant:"
     try:
-        return fill([{"role": message.role, "content": message.content} for message in messages])
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        return fill(turns, switched(thinking))
     except TemplateStopped as stopped:
         raise PromptError(
             f"The chat template of {name} was stopped: {stopped}. Choose another model, or another "
@@ -173,7 +181,8 @@ def conversation(
         # A template may raise anything, most often because it has no place for a system prompt.
         if messages and messages[0].role == "system" and len(messages) > 1:
             head = f"{messages[0].content}\n\n{messages[1].content}"
-            return conversation([Message(messages[1].role, head), *messages[2:]], fill, begin, name)
+            joined = [Message(messages[1].role, head), *messages[2:]]
+            return conversation(joined, fill, begin, name, thinking)
         raise PromptError(
             f"The chat template of {name} refuses this conversation: {error}. "
             "Check the order of the messages and the system prompt."

@@ -11,7 +11,7 @@ import atexit
 import json
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
@@ -22,6 +22,10 @@ SECONDS = 5.0
 
 Library = Literal["llama_cpp", "transformers"]
 """Whose way of filling templates is meant."""
+Fill = Callable[[Sequence[Mapping[str, str]], Mapping[str, bool]], str]
+"""Fills one template: what it makes of turns, with values for the variables that it may know."""
+SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the variable that has a model think before it answers, or not."""
 
 
 class TemplateError(Exception):
@@ -63,14 +67,15 @@ class Filler:
         template: str,
         tokens: Mapping[str, str],
         turns: Sequence[Mapping[str, str]] | None,
+        variables: Mapping[str, bool] | None = None,
     ) -> str:
         """What a template makes of turns; with None it is only read, and "" is returned.
 
-        `tokens` are the special tokens that it may name ("bos_token"). Raises TemplateError and
-        TemplateStopped.
+        `tokens` are the special tokens that it may name ("bos_token"), `variables` what else it
+        may ask for. Raises TemplateError and TemplateStopped.
         """
         request = {"library": library, "template": template, "tokens": tokens, "turns": turns}
-        answer = self.ask(library, {**request, "seconds": SECONDS})
+        answer = self.ask(library, {**request, "variables": variables or {}, "seconds": SECONDS})
         if "error" in answer:
             raise TemplateError(answer["error"])
         return str(answer["text"])
@@ -108,6 +113,25 @@ class Filler:
         process.kill()
         with process:
             return process.wait()
+
+
+def switched(thinking: bool | None) -> dict[str, bool]:
+    """The variables that switch thinking on or off; none where the template is to decide."""
+    return {} if thinking is None else dict.fromkeys(SWITCHES, thinking)
+
+
+def can_think(template: str, fill: Fill) -> bool:
+    """Whether thinking can be switched: a template then makes two different texts of a question.
+
+    That is tried, as one may name the variable and not heed it.
+    """
+    if not any(name in template for name in SWITCHES):
+        return False
+    question = [{"role": "user", "content": "Hi."}]
+    try:
+        return fill(question, switched(True)) != fill(question, switched(False))
+    except (TemplateError, TemplateStopped):
+        return False
 
 
 FILLER = Filler()

@@ -29,6 +29,7 @@ import llama_cpp
 import numpy as np
 
 from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
+from engine.backends.chat_template import Fill
 from engine.backends.scores import LogitScores
 from engine.decode import never
 from engine.errors import ModelError, PromptError
@@ -193,7 +194,7 @@ class LlamaCppBackend:
         model: Any,
         context: Any,
         vocabulary: Vocabulary,
-        template: Callable[[list[dict[str, str]]], str] | None,
+        template: Fill | None,
         info: BackendInfo,
         rows: int,
     ) -> None:
@@ -291,14 +292,14 @@ class LlamaCppBackend:
     def vocabulary(self) -> list[str]:
         return self.tokens.texts
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The conversation in the file's chat template (run in a sandbox).
 
         It begins with the token that begins a text, where the file asks for one and its template
         does not write it.
         """
         begin = self.tokens.begin
-        text = conversation(messages, self.template, "", self.info.name)
+        text = conversation(messages, self.template, "", self.info.name, thinking)
         return text if text.startswith(begin) else begin + text
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:

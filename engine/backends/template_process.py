@@ -23,7 +23,8 @@ MEMORY = 1 << 30
 LONGEST = 1 << 24
 """Characters of a text; far more than fit into the context of any model."""
 
-Fill = Callable[[list[dict[str, str]]], str]
+Fill = Callable[[list[dict[str, str]], dict[str, Any]], str]
+"""What a template makes of turns, with values for the variables that it may know."""
 
 
 @lru_cache(maxsize=16)
@@ -34,9 +35,9 @@ def llama_cpp(template: str, *tokens: tuple[str, str]) -> Fill:
     names: dict[str, Any] = dict(tokens)
     formatter = Jinja2ChatFormatter(template, **names)
 
-    def fill(turns: list[dict[str, str]]) -> str:
+    def fill(turns: list[dict[str, str]], variables: dict[str, Any]) -> str:
         messages: Any = turns
-        return str(formatter(messages=messages).prompt)
+        return str(formatter(messages=messages, **variables).prompt)
 
     return fill
 
@@ -47,9 +48,9 @@ def transformers(template: str, *tokens: tuple[str, str]) -> Fill:
 
     names: dict[str, Any] = dict(tokens)
 
-    def fill(turns: list[dict[str, str]]) -> str:
+    def fill(turns: list[dict[str, str]], variables: dict[str, Any]) -> str:
         texts: Any = render_jinja_template(
-            [turns], chat_template=template, add_generation_prompt=True, **names
+            [turns], chat_template=template, add_generation_prompt=True, **names, **variables
         )
         return str(texts[0][0])
 
@@ -68,7 +69,8 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     try:
         tokens = request["tokens"].items()
         fill = LIBRARIES[request["library"]][1](request["template"], *tokens)
-        text = "" if request["turns"] is None else fill(request["turns"])
+        turns = request["turns"]
+        text = "" if turns is None else fill(turns, request["variables"])
     except MemoryError:
         return {"error": f"it needs more than {MEMORY >> 20:,} MiB of memory"}
     except Exception as error:

@@ -120,7 +120,7 @@ class ToyBackend:
     def vocabulary(self) -> list[str]:
         return [SPECIAL.get(token) or f"<0x{token:02X}>" for token in range(VOCABULARY)]
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in messages)
         return turns + "<|assistant|>"
 

@@ -11,7 +11,7 @@ Invariant between calls: the cache holds the `cached` tokens, with the rotary fa
 back, the next prompt then begins with an empty one. After an error it is empty.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from inspect import signature
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
-from engine.backends.chat_template import FILLER
+from engine.backends.chat_template import FILLER, Fill
 from engine.backends.device_scores import DeviceScores
 from engine.backends.rotary import Rotary
 from engine.backends.scores import LogitScores
@@ -233,16 +233,10 @@ class TransformersBackend:
     def vocabulary(self) -> list[str]:
         return vocabulary_of(self.tokenizer)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The conversation in the model's chat template (run in transformers' sandbox)."""
-        tokenizer = self.tokenizer
-
-        def fill(turns: list[dict[str, str]]) -> str:
-            template, tokens = tokenizer.get_chat_template(), tokenizer.special_tokens_map
-            return FILLER.fill("transformers", template, tokens, turns)
-
-        template = fill if tokenizer.chat_template else None
-        return conversation(messages, template, tokenizer.bos_token or "", self.info.name)
+        begin = self.tokenizer.bos_token or ""
+        return conversation(messages, filler(self.tokenizer), begin, self.info.name, thinking)
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
@@ -426,6 +420,16 @@ def starts_again(model: Any, switch: int) -> bool:
         next_sequence_length=1,
     )
     return bool(inputs["input_ids"].shape[1] > 1)
+
+
+def filler(tokenizer: Any) -> Fill | None:
+    """What fills a tokenizer's chat template; None where it has none."""
+
+    def fill(turns: Sequence[Mapping[str, str]], variables: Mapping[str, bool]) -> str:
+        template, tokens = tokenizer.get_chat_template(), tokenizer.special_tokens_map
+        return FILLER.fill("transformers", template, tokens, turns, variables)
+
+    return fill if tokenizer.chat_template else None
 
 
 def vocabulary_of(tokenizer: Any) -> list[str]:

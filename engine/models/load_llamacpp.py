@@ -6,7 +6,6 @@ a model is handed out, one small tree forward is compared with plain forwards; a
 disagrees or cannot roll back decodes plainly, and says why.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -15,7 +14,13 @@ from typing import Any
 
 from engine.backends import fast_path
 from engine.backends.base import BackendInfo, digest, fingerprint
-from engine.backends.chat_template import FILLER, TemplateError, TemplateStopped
+from engine.backends.chat_template import (
+    FILLER,
+    Fill,
+    TemplateError,
+    TemplateStopped,
+    can_think,
+)
 from engine.errors import ModelError, SettingError, first_line
 from engine.models import llama_cpp_python
 from engine.models.gguf_files import MAGIC
@@ -36,8 +41,6 @@ position is off by whole units."""
 QUANTIZED = ("q8_0", "q4_0")
 """Numbers of the cache that only flash attention reads."""
 
-Fill = Callable[[list[dict[str, str]]], str]
-
 
 def load_gguf(source: str, runtime: Runtime) -> Any:
     """A LlamaCppBackend for a GGUF file. Raises ModelError; what else is loaded stays as it is."""
@@ -56,8 +59,8 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
-    template, note = chat_template(model, vocabulary)
-    info = describe(path, model, context, vocabulary, runtime)
+    template, note, thinks = chat_template(model, vocabulary)
+    info = replace(describe(path, model, context, vocabulary, runtime), can_think=thinks)
     backend = LlamaCppBackend(model, context, vocabulary, template, info, runtime.batch_size)
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
     reach = llama_cpp.llama_model_n_swa(model)
@@ -169,13 +172,15 @@ def describe(
     )
 
 
-def chat_template(model: Any, vocabulary: Any) -> tuple[Fill | None, str]:
-    """What fills the file's chat template, and what is wrong with it; None where there is none."""
+def chat_template(model: Any, vocabulary: Any) -> tuple[Fill | None, str, bool]:
+    """What fills the file's chat template, None where there is none; what is wrong with it; and
+    whether it can switch thinking."""
     import llama_cpp
 
     found = llama_cpp.llama_model_chat_template(model, None)
     if not found:
-        return None, "The file brings no chat template: the conversation is sent as plain lines."
+        problem = "The file brings no chat template: the conversation is sent as plain lines."
+        return None, problem, False
     text, raw = found.decode("utf-8", "replace"), vocabulary.raw
     tokens = {
         "bos_token": vocabulary.special(llama_cpp.llama_vocab_bos(raw)),
@@ -184,11 +189,13 @@ def chat_template(model: Any, vocabulary: Any) -> tuple[Fill | None, str]:
     try:
         FILLER.fill("llama_cpp", text, tokens, None)
     except (TemplateError, TemplateStopped) as error:
-        return None, (
+        problem = (
             f"Its chat template cannot be read ({first_line(error)}): the conversation is sent as "
             "plain lines."
         )
-    return partial(FILLER.fill, "llama_cpp", text, tokens), ""
+        return None, problem, False
+    fill = partial(FILLER.fill, "llama_cpp", text, tokens)
+    return fill, "", can_think(text, fill)
 
 
 def recommended(model: Any) -> Sampling:

@@ -16,10 +16,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from engine.backends.base import BackendInfo, digest, fingerprint
-from engine.backends.chat_template import FILLER
+from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, resumes
 from engine.backends.folded_attention import fold, unfold, unfolded
-from engine.backends.transformers import TransformersBackend, is_recurrent, vocabulary_of
+from engine.backends.transformers import (
+    TransformersBackend,
+    filler,
+    is_recurrent,
+    vocabulary_of,
+)
 from engine.errors import ModelError, SettingError, first_line
 from engine.models.format import looks_like_path
 from engine.models.hub import check_reachable
@@ -169,6 +174,7 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
     if plainly:
         note = f"{kind} models keep a state that cannot be rolled back, so it decodes plainly."
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    fill = filler(tokenizer)
     return BackendInfo(
         name=Path(source).resolve().name if looks_like_path(source) else source,
         kind="transformers",
@@ -188,6 +194,7 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         memory_bytes=weights,
         note=note if plainly or chains else "",
         begin=begin_of(tokenizer),
+        can_think=fill is not None and can_think(str(tokenizer.chat_template), fill),
     )
 
 

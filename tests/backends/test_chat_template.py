@@ -1,11 +1,13 @@
 """The process that fills chat templates: it ends when a template does not, and only it does."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from engine.backends import chat_template
 from engine.backends.chat_template import Filler, Library, TemplateError, TemplateStopped
 from engine.errors import PromptError
 from engine.types import Message
-from tests.conftest import ROOT
+from tests.conftest import EMBEDDED, ROOT
 from tests.support.gguf_files import opened_gguf, tiny_gguf
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -271,6 +273,59 @@ def test_the_text_is_that_of_the_libraries_in_this_process(
     assert embedded.render(messages) == embedded.tokenizer.apply_chat_template(
         listed, tokenize=False, add_generation_prompt=True
     )
+
+
+# Thinking.
+
+THINKS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+)
+"""Thinks unless it is told not to."""
+SWITCHED = {None: "", True: "", False: "<think></think>"}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        (THINKS, True),
+        ("{% if thinking %}<think>{% endif %}", True),
+        ("{% set enable_thinking = true %}{{ enable_thinking }}", False),
+        ("{{ messages[0].thinking }}", False),
+        ("{{ messages[0].content }}", False),
+        ("{{ raise_exception('thinking') }}", False),
+    ],
+)
+def test_whether_thinking_can_be_switched_is_tried(
+    filler: Filler, library: Library, template: str, wanted: bool
+) -> None:
+    fill = partial(filler.fill, library, template, TOKENS)
+    assert chat_template.can_think(template, fill) is wanted
+
+
+@pytest.mark.gguf
+def test_a_gguf_file_thinks_or_not_as_it_is_told(tmp_path: Path) -> None:
+    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=THINKS))
+    plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template="{{ 1 }}"))
+    assert backend.info.can_think and not plain.info.can_think
+    for thinking, end in SWITCHED.items():
+        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
+
+
+@pytest.mark.model
+def test_a_folder_thinks_or_not_as_it_is_told(embedded: Any, tmp_path: Path) -> None:
+    from engine.models.loaders import load
+
+    assert not embedded.info.can_think
+    folder = tmp_path / "thinks"
+    shutil.copytree(EMBEDDED.with_name("small"), folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(THINKS)
+    backend = load(str(folder))
+    assert backend.info.can_think
+    for thinking, end in SWITCHED.items():
+        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
 
 
 def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None:

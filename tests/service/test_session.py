@@ -37,6 +37,7 @@ from storage.database import Database
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
 from tests.support.inside import OWNER, Held, local, memory, open_conversation, past_answers, soon
+from tests.support.thinking import SHUT, Thinking
 
 DATABASES = [name for name, method in METHODS.items() if method.stack is None]
 """Methods without draft models; those with some are tested in test_stacks.py."""
@@ -1010,3 +1011,15 @@ def test_preferences_of_earlier_versions_take_up_the_measured_budget() -> None:
     chosen = Drafting(nodes=9, threshold=0.2, budget="fixed")
     preferences = Preferences(drafting=chosen)
     assert Preferences.from_mapping(preferences.mapping()).drafting == chosen
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+def test_an_answer_thinks_first_or_not_as_it_was_chosen(
+    db: Database, thinking: bool | None
+) -> None:
+    session, chosen = Session(Local(backend=Thinking()), db), preferences(tokens=4)
+    chosen = replace(chosen, generation=replace(chosen.generation, thinking=thinking))
+    conversation = session.chat.say(OWNER, None, "why")
+    run(session.answering.answer(OWNER, conversation, Preferences.from_mapping(chosen.mapping())))
+    prompt = session.current.text(session.history.last[OWNER, conversation].prompt)
+    assert prompt.endswith("<|assistant|>" + (SHUT if thinking is False else ""))

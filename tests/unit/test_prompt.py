@@ -14,6 +14,7 @@ from engine.prompt import BLOCKS, Chat, splice
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Message, Prefill, Step
 from tests.support.replies import reply
+from tests.support.thinking import Thinking
 
 
 class Merging(ToyBackend):
@@ -119,6 +120,22 @@ def test_regenerating_takes_over_the_prompt() -> None:
     prompt = list(chat.tokens[: len(chat.prompt(messages, known=()))])
     prefill, second, *_ = say(chat, messages, seed=1)
     assert prefill.reused == len(prompt) - 1 and second == first
+
+
+@pytest.mark.parametrize("before", [None, True, False])
+@pytest.mark.parametrize("after", [None, True, False])
+def test_thinking_is_switched_between_two_turns(before: bool | None, after: bool | None) -> None:
+    """What the cache holds is taken over as far as it says what the template now says."""
+    chat, first = Chat(Thinking()), [user("why")]
+    prompt, _ = chat.fit(first, thinking=before)
+    assert chat.backend.detokenize(prompt) == chat.backend.render(first, before)
+    chat.tokens = [*prompt, *b"so", END]
+    messages = [*first, Message("assistant", "so"), user("and")]
+    following, _ = chat.fit(messages, thinking=after)
+    assert following == chat.prompt(messages, thinking=after)
+    assert chat.backend.detokenize(following) == chat.backend.render(messages, after)
+    shared = common_prefix(following, chat.tokens)
+    assert shared == len(chat.tokens) or before is False and shared >= len(b"why") + 3
 
 
 def test_another_conversation_starts_from_its_own_words() -> None:
@@ -250,9 +267,9 @@ class Counting(ToyBackend):
         self.characters += len(text)
         return list(text.encode()) if "<|" not in text else super().tokenize(text)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         self.renders += 1
-        return super().render(messages)
+        return super().render(messages, thinking)
 
 
 def test_a_turn_tokenizes_what_is_new_and_no_more() -> None:

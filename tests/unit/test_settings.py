@@ -155,3 +155,10 @@ def test_lists_from_stored_json_become_tuples() -> None:
 def test_a_sampler_that_is_not_one_is_refused() -> None:
     with pytest.raises(SettingError, match="Sampling"):
         Generation(sampling={"temperature": 1.0})  # type: ignore[arg-type]
+
+
+def test_thinking_is_on_off_or_left_to_the_model() -> None:
+    assert Generation().thinking is None
+    assert Generation.from_mapping({"thinking": False}).thinking is False
+    with pytest.raises(SettingError, match="Thinking cannot be 'yes'"):
+        Generation.from_mapping({"thinking": "yes"})
