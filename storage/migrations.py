@@ -290,6 +290,37 @@ CREATE TABLE switches (
 """,
     ),
     (
+        # What new conversations begin with; how fast models are, to choose between two formats.
+        "0014-presets-and-speeds",
+        """
+CREATE TABLE presets (
+    id TEXT PRIMARY KEY,
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    name TEXT NOT NULL,
+    system_prompt TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    created REAL NOT NULL,
+    UNIQUE (owner, name)
+);
+CREATE TABLE model_presets (
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    source BLOB NOT NULL,
+    preset TEXT NOT NULL,
+    PRIMARY KEY (owner, source)
+) WITHOUT ROWID;
+CREATE TABLE speeds (
+    source BLOB PRIMARY KEY,
+    library TEXT NOT NULL,
+    tokens_per_second REAL NOT NULL,
+    measured REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE choices (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+""",
+    ),
+    (
         # What was guessed, and sums by which an answer is told in one sentence. A step without
         # tokens was cancelled, and counts for nothing.
         "0015-why",

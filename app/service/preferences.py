@@ -9,6 +9,8 @@ from engine.errors import SettingError
 from engine.methods import METHODS, Method, method_named
 from engine.settings import Drafting, Generation, Sampling, shortened
 
+DEFAULT_TOKENS = 256
+"""How long an answer may be unless something else is said."""
 SEEDS = 2**31
 """Fresh seeds stay below this: a browser holds every such number exactly."""
 

@@ -24,6 +24,7 @@ from app.service.learned import PastAnswersStore
 from app.service.models import Models
 from app.service.notices import Notices
 from app.service.programs import Programs
+from app.service.presets import Presets
 from app.service.proofs import Proofs
 from app.service.race import Races
 from app.service.revival import Revival, end_hung
@@ -72,6 +73,7 @@ class Session:
         # models
         self.tasks = Tasks(partial(end_hung, engine))
         self.stacks = Stacks(engine, database, loaders)
+        self.presets = Presets(database, self.current, self.stacks)
         self.models = Models(engine, database, self.stacks, self.costs, loaders, guests)
         self.gguf = GgufSupport(guests)
         self.revival = Revival(engine, self.stacks, self.models, self.tell)

@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.service.preferences import Preferences
+from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
@@ -26,7 +26,6 @@ PRESETS = {
 }
 SLIDER_STEPS = 2_000
 """A range with more steps than this gets a box to type in, not a slider."""
-DEFAULT_TOKENS = 256
 USUAL_METHOD = "hd"
 FOLLOWING = (*(f.name for f in fields(Sampling) if f.name != "seed"), "max_tokens", "method")
 """The settings that another model changes."""
