@@ -244,17 +244,17 @@ def read(content: bytes) -> Iterator[StoredPreset]:
     if not isinstance(listed, list) or not listed or data.get("format") != FORMAT:
         raise StorageError("The file holds no presets. Give one that was exported here.")
     for number, entry in enumerate(listed, 1):
-        entry = entry if isinstance(entry, dict) else {}
-        name, system_prompt = entry.get("name"), entry.get("system_prompt", "")
-        settings = entry.get("settings", {})
+        parts: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        name, system_prompt = parts.get("name"), parts.get("system_prompt", "")
+        settings: Any = parts.get("settings", {})
         texts = isinstance(name, str) and isinstance(system_prompt, str)
-        if not texts or not isinstance(settings, dict):
+        if not (texts and isinstance(settings, dict)):
             raise StorageError(
                 f"Preset {number} of the file is none: it needs a name, a system prompt and "
                 "settings. Nothing was imported."
             )
         Preferences.from_mapping(merged(Preferences().mapping(), settings))
-        yield StoredPreset("", str(name), system_prompt, settings)
+        yield StoredPreset("", str(name), str(system_prompt), settings)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,6 +262,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     values = dict(base)
     for name, value in changes.items():
         under = values.get(name)
-        both = isinstance(under, Mapping) and isinstance(value, Mapping)
-        values[name] = merged(under, value) if both else value
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            value = merged(under, value)
+        values[name] = value
     return values

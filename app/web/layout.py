@@ -21,6 +21,7 @@ from app.web.tabs import (
     databases,
     diagnostics,
     models,
+    presets,
     race,
     replay,
     settings,
@@ -212,6 +213,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
                 with gr.Tab("API") as tab:
                     access = api.build(tab, session)
             with gr.Tab("Settings"):
+                saved = presets.build()
                 controls = settings.build(session)
         refresh, opening = conversations.wire(session, shelf, talk, controls, current, memory)
         chat.wire(session, talk, controls, current, memory, refresh)
@@ -223,14 +225,16 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         keep = settings.wire(session, controls, current, memory)
         follow = following(session, head, notices, talk, pair, runs, controls, drafts, current)
         waited = gr.State(0)
-        loaded = waited.change(*follow, **AT_ONCE)
+        shelved = shelf.new, shelf.start_from
+        begin = presets.wire(session, saved, shelved, controls, current, memory, keep)
+        loaded = waited.change(*follow, **AT_ONCE).then(*begin, **AT_ONCE)
         if drafts is not None and choice is not None and access is not None:
             stack.wire(session, drafts, controls, pair.method, keep)
-            loaded.then(*models.wire(session, choice, follow), **AT_ONCE)
+            loaded.then(*models.wire(session, choice, (follow, begin)), **AT_ONCE)
             databases.wire(session, tiers, current, memory)
             api.wire(session, access)
         wait = waiting(session, head, notices, talk.box, waited)
-        wire_page(session, blocks, memory, current, (follow, refresh, opening, wait))
+        wire_page(session, blocks, memory, current, (follow, begin, refresh, opening, wait))
         for once in (RESTORE_THEME, STOP_CLOCKS):
             blocks.load(None, js=once, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)

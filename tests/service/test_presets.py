@@ -125,9 +125,8 @@ def test_a_deletion_is_taken_back_with_what_it_was_chosen_for(presets: Presets) 
 def test_a_model_begins_with_what_was_chosen_for_it(presets: Presets) -> None:
     presets.choose(OWNER, "m", PRESETS[1].id)
     assert presets.first(OWNER, "m") == PRESETS[1]
-    assert (
-        presets.first("ann", "m") is presets.first(OWNER, "n") is presets.first(OWNER, "") is None
-    )
+    for owner, source in (("ann", "m"), (OWNER, "n"), (OWNER, "")):
+        assert presets.first(owner, source) is None
     presets.choose(OWNER, "m", None)
     assert presets.first(OWNER, "m") is None
     for source, id in (("", PRESETS[0].id), ("m", "gone")):

@@ -16,7 +16,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import page_export
 from app.web.conversation_list import conversation_list, listed
-from app.web.tabs import chat_view
+from app.web.tabs import chat_view, presets
 from app.web.tabs.messages import undo
 from app.web.tabs.settings import Controls
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
@@ -54,6 +54,7 @@ class Parts:
     """The list's components."""
 
     new: gr.Button
+    start_from: gr.Dropdown
     search: gr.Textbox
     listed: gr.HTML
     import_: gr.UploadButton
@@ -67,6 +68,7 @@ def build() -> Parts:
     """A column beside the chat."""
     with gr.Column(scale=2, min_width=210, elem_classes="list"):
         new = gr.Button("New conversation", size="sm", elem_id="new")
+        start_from = presets.picker()
         search = gr.Textbox(
             show_label=False,
             container=False,
@@ -83,7 +85,7 @@ def build() -> Parts:
         with gr.Row(visible=False, elem_classes="tools", elem_id="formats") as formats:
             every = [(gr.Button(name, size="sm", min_width=40), kind) for name, kind in ALL]
         outgoing = gr.Textbox(visible="hidden")
-    return Parts(new, search, found, import_, export, formats, every, outgoing)
+    return Parts(new, start_from, search, found, import_, export, formats, every, outgoing)
 
 
 class Handlers:

@@ -310,8 +310,8 @@ class Handlers:
         }
 
 
-def wire(session: Session, parts: Parts, follow: Event) -> Event:
-    """Connect the tab. `follow` is the event by which the page follows the loaded model. Returns
+def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
+    """Connect the tab. `follow` are the events by which the page follows the loaded model. Returns
     the event that shows how things are after a load that was begun elsewhere."""
     on = Handlers(session, parts)
     controls = list(parts.runtime.values())
@@ -331,7 +331,9 @@ def wire(session: Session, parts: Parts, follow: Event) -> Event:
 
     def loads(button: gr.Button, handler: Callable[..., object], place: Place) -> None:
         outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status]))
-        button.click(handler, inputs, outputs, **AT_ONCE).then(*follow, **AT_ONCE)
+        event = button.click(handler, inputs, outputs, **AT_ONCE)
+        for step in follow:
+            event = event.then(*step, **AT_ONCE)
 
     loads(parts.place.buttons[0], on.load, parts.place)
     for card in parts.cards:

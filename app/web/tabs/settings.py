@@ -19,7 +19,7 @@ from engine.methods import METHODS, method_named
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
 
-PRESETS = {
+SAMPLERS = {
     "Exact": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     "Balanced": {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
     "Lively": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
@@ -27,8 +27,14 @@ PRESETS = {
 SLIDER_STEPS = 2_000
 """A range with more steps than this gets a box to type in, not a slider."""
 USUAL_METHOD = "hd"
-FOLLOWING = (*(f.name for f in fields(Sampling) if f.name != "seed"), "max_tokens", "method")
+FOLLOWING = (
+    *(f.name for f in fields(Sampling) if f.name != "seed"),
+    "max_tokens",
+    "method",
+    "thinking",
+)
 """The settings that another model changes."""
+THINKING: dict[str, bool | None] = {"As the model does": None, "On": True, "Off": False}
 VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
 
 
@@ -38,7 +44,7 @@ class Controls:
 
     system: gr.Textbox
     parts: dict[str, gr.components.Component] = field(default_factory=dict)
-    presets: dict[str, gr.Button] = field(default_factory=dict)
+    samplers: dict[str, gr.Button] = field(default_factory=dict)
 
     @property
     def inputs(self) -> list[gr.components.Component]:
@@ -52,7 +58,8 @@ class Controls:
         given: dict[str, Any] = dict(zip(self.parts, rest, strict=True))
         sampling = Sampling(**{f.name: number(f.default, given[f.name]) for f in fields(Sampling)})
         stop = tuple(line for line in str(given["stop"] or "").splitlines() if line)
-        generation = Generation(sampling, number(0, given["max_tokens"]), stop)
+        thinking = THINKING.get(str(given["thinking"]))
+        generation = Generation(sampling, number(0, given["max_tokens"]), stop, thinking)
         drafting = Drafting(
             tuple(given["tiers"] or ()),
             number(0, given["nodes"]),
@@ -74,6 +81,7 @@ class Controls:
             "check": preferences.check,
             "max_tokens": preferences.generation.max_tokens,
             "stop": "\n".join(preferences.generation.stop),
+            "thinking": thinking_choice(preferences.generation.thinking),
             "method": preferences.method,
             "tiers": list(drafting.tiers),
             "nodes": drafting.nodes,
@@ -92,8 +100,8 @@ class Controls:
         self, session: Session, method: str, length: float | None, sampler: bool = True
     ) -> Updates:
         """What the loaded model decides: its makers' sampler, unless that is to stay as it is, how
-        long an answer can be, the methods there are. `method` and `length` stay where it can do
-        them."""
+        long an answer can be, the methods there are, whether thinking can be switched. `method`
+        and `length` stay where it can do them."""
         info = session.current.info
         values: dict[str, object] = {
             f.name: getattr(info.sampling, f.name) if sampler else gr.skip()
@@ -103,7 +111,13 @@ class Controls:
         values["max_tokens"] = min(int(length or DEFAULT_TOKENS), longest)
         chosen = method if usable(session, method) else USUAL_METHOD
         values["method"] = gr.update(choices=methods(session), value=chosen)
+        values["thinking"] = gr.update(visible=info.can_think)
         return {self.parts[name]: values[name] for name in FOLLOWING}
+
+
+def thinking_choice(thinking: bool | None) -> str:
+    """The words for whether a model thinks first."""
+    return next(words for words, value in THINKING.items() if value is thinking)
 
 
 def number(default: object, value: Any) -> Any:
@@ -156,10 +170,18 @@ def build(session: Session) -> Controls:
                 info="One per line. The answer ends where one of them would begin.",
                 lines=2,
             )
+            parts["thinking"] = gr.Radio(
+                list(THINKING),
+                value=thinking_choice(None),
+                label="Thinking",
+                info="Whether the model thinks before it answers. Thinking takes time and tokens.",
+                visible=session.current.info.can_think,
+                elem_id="thinking",
+            )
         with gr.Column(elem_classes="card"):
             gr.HTML("<h3>Sampling</h3>")
             with gr.Row(elem_classes="presets"):
-                buttons = {name: gr.Button(name, size="sm") for name in PRESETS}
+                buttons = {name: gr.Button(name, size="sm") for name in SAMPLERS}
             for item in fields(Sampling):
                 if item.name == "seed":
                     parts["fresh_seed"] = gr.Checkbox(
@@ -170,7 +192,7 @@ def build(session: Session) -> Controls:
                 value = getattr(session.current.info.sampling, item.name)
                 parts[item.name] = control(Sampling, item.name, value)
         build_speed(session, parts)
-    controls.presets = buttons
+    controls.samplers = buttons
     return controls
 
 
@@ -261,11 +283,11 @@ def wire(session: Session, controls: Controls, current: gr.State, memory: gr.Bro
     inputs = [current, memory, *controls.inputs]
     edits = [part.input for part in controls.inputs]  # type: ignore[attr-defined]
     gr.on(edits, keep, inputs, None, trigger_mode="always_last", **AT_ONCE)
-    for name, button in controls.presets.items():
-        preset = PRESETS[name]
+    for name, button in controls.samplers.items():
+        sampler = SAMPLERS[name]
         button.click(
-            lambda preset=preset: list(preset.values()),
-            outputs=[controls.parts[key] for key in preset],
+            lambda sampler=sampler: list(sampler.values()),
+            outputs=[controls.parts[key] for key in sampler],
             **AT_ONCE,
         ).then(keep, inputs, None, **AT_ONCE)
     return Event(keep, inputs, None)
