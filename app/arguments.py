@@ -31,8 +31,9 @@ DATA_HELP = "where conversations and databases are kept"
 class Options:
     """A checked command line. `made_up` says that the password was not chosen by the user.
 
-    `page` is whether there is one, `api` whether other programs may ask; `origins` are those of
-    pages elsewhere that may.
+    A `model` of "" is the demonstration model, in the faster of its formats. `page` is whether
+    there is one, `api` whether other programs may ask; `origins` are those of pages elsewhere that
+    may.
     """
 
     model: str
@@ -112,7 +113,7 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--model",
-        default=str(EMBEDDED),
+        default="",
         metavar="PATH|ID",
         help="a folder, a GGUF file, a Hugging Face id, or OWNER/NAME:FILE.gguf (default: the "
         "demonstration model that comes along)",

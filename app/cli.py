@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.arguments import KEYS, KeysAsked, Options, parse, parse_keys
+from app.arguments import EMBEDDED, KEYS, KeysAsked, Options, parse, parse_keys
 from assets import ASSETS
 from engine.errors import StrataError
 
 if TYPE_CHECKING:
-    from app.service.models import Models, Progress
+    from app.service.models import Progress
     from app.service.session import Session
     from storage.database import Database
 
@@ -64,7 +64,10 @@ def serve(options: Options) -> None:
         models = session.models
         loading = models.start(options.model, options.runtime, options.drafts)
         tell(database.notices)
-        threading.Thread(target=load, args=(models, loading), daemon=True).start()
+        over = threading.Event()
+        stack.callback(over.set)
+        work = partial(load, session, loading, None if options.model else over)
+        threading.Thread(target=work, daemon=True).start()
         if options.page:
             serve_page(options, folder, database, session)
         else:
@@ -164,15 +167,18 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     each = 1 if options.public and options.page else MOST_WAITING
     make = partial(Local, partial(open_table, statistics), each=each)
     engine = stack.enter_context(closing(Remote(make)))
-    name, law = title_of(settled(options.model)), sampler(options.model)
+    name, law = title_of(settled(options.model)), sampler(options.model or str(EMBEDDED))
     coming = replace(NO_MODEL_INFO, name=name, sampling=law)
     return Session(engine, database, options.public, folders=statistics, coming=coming)
 
 
-def load(models: "Models", loading: Iterator["Progress"]) -> None:
+def load(
+    session: "Session", loading: Iterator["Progress"], over: threading.Event | None = None
+) -> None:
     """Load the first model; a bar on the terminal says how far its download and measuring are.
 
-    Without it the page is still there: it says what is wrong, and can load another one.
+    Without it the page is still there: it says what is wrong, and can load another one. Given
+    `over`, find out next which format of the demonstration model is faster here.
     """
     from tqdm import tqdm
 
@@ -185,9 +191,27 @@ def load(models: "Models", loading: Iterator["Progress"]) -> None:
                 bar.set_description_str(words, refresh=False)
                 bar.update((progress.share or 0.0) - bar.n)
         print(words, file=sys.stderr, flush=True)
-        tell(models.notices)
+        tell(session.models.notices)
     except StrataError as error:
         tell([str(error)])
+    if over is not None:
+        learn(session, over)
+
+
+def learn(session: "Session", over: threading.Event) -> None:
+    """Measure the formats of the demonstration model where that was not done yet."""
+    models = session.models
+
+    def quiet() -> bool:
+        return models.loading is None and not session.tasks.known
+
+    known = models.formats.faster
+    found = models.formats.learn(quiet, over)
+    if found and not known:
+        tell([found.words])
+        if models.demonstration and models.source != found.source:
+            again = "It is used from the next start on. Load it now in the Models tab."
+            session.tell(f"{found.words} {again}")
 
 
 def tell(notices: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
 from app.service.costs import Costs
 from app.service.draft_models import Stacks, amount
+from app.service.formats import EMBEDDED_FILE, WORDS, Formats
 from app.service.tasks import Task, Tasks
 from engine.engine import CostsMeasured, Engine, Load, Notice, Share, WantedCosts, answered
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
@@ -31,9 +32,6 @@ from storage.database import Database
 from storage.sources import SourceStore
 
 T = TypeVar("T")
-
-EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
-"""The embedded target as a GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,9 @@ class Models:
     ) -> None:
         self.engine, self.stacks, self.costs = engine, stacks, costs
         self.loaders, self.guests = loaders, guests
-        self.store = SourceStore(database)
+        self.store, self.formats = SourceStore(database), Formats(database)
+        self.wanted = ""
+        """The source that was asked for last."""
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
         """What was found in each folder that was scanned."""
@@ -196,21 +196,24 @@ class Models:
                 f"The model {source!r} was not loaded: others share this app, and they would lose "
                 "their answers. To use it, start the app with --model."
             )
+        if not source.strip():
+            raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
         yield from self.start(source, runtime)
+        self.tried(lambda: self.formats.prefer(settled(source)))
 
     def start(
         self, source: str, runtime: Runtime = DEFAULT_RUNTIME, drafts: Sequence[str] = ()
     ) -> Iterator[Progress]:
-        """The same for the first model of a program, whoever uses it; `drafts` are to draft for
-        it, else those that were chosen for it before.
+        """The same for the first model of a program, whoever uses it: "" is the demonstration
+        model, in the faster of its formats that runs. `drafts` are to draft for it, else those
+        that were chosen for it before.
 
         What is wrong with the request is raised by the call. From then on the model is what is
         `loading`, and whoever wants to use it while there is none waits for it. The work begins
         with the first report.
         """
-        source = settled(source)
-        if not source:
-            raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
+        named = settled(source)
+        source = named or self.formats.first(runtime)
         if source == self.source and runtime == self.runtime:
             words = f"{self.engine.state.info.name} is already loaded with these settings."
             return iter([Progress(1.0, words)])
@@ -222,6 +225,7 @@ class Models:
         task = self.tasks.ask(OWNER, "")
         self.progress, self.problem = Progress(None, f"Loading {title_of(source)} …"), ""
         self.over.clear()
+        self.wanted = source
 
         def work(report: Report) -> None:
             def note(progress: Progress) -> None:
@@ -230,7 +234,16 @@ class Models:
 
             try:
                 with self.tasks.begin(OWNER, "", asked=True):
-                    self.bring(source, runtime, drafts, note, task)
+                    try:
+                        self.bring(source, runtime, drafts, note, task)
+                    except ModelError as error:
+                        # Other settings may be what it does not run with.
+                        usual = runtime == DEFAULT_RUNTIME
+                        other = "" if named else self.formats.instead(source, usual)
+                        if not other:
+                            raise
+                        self.bring(other, runtime, drafts, note, task)
+                        self.notices.append(f"{replaced(source, other)} {error}")
             except Exception as error:
                 self.problem = str(error)
                 raise
@@ -343,9 +356,15 @@ def is_embedded(source: str) -> bool:
     return EMBEDDED.parent in Path(source).parents
 
 
+def replaced(source: str, other: str) -> str:
+    """That the demonstration model runs in its other format."""
+    return f"{title_of(source)} does not run here as {WORDS[source]}. It runs as {WORDS[other]}."
+
+
 def title_of(source: str, name: str = "") -> str:
-    """What a model is called, `name` if there is one; the embedded target by its family's name."""
-    if source in (str(EMBEDDED), str(EMBEDDED_FILE)):
+    """What a model is called, `name` if there is one; the embedded target by its family's name,
+    and so what stands for it, ""."""
+    if source in ("", str(EMBEDDED), str(EMBEDDED_FILE)):
         return EMBEDDED.parent.name
     return name or name_of(source)
 

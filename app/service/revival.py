@@ -4,6 +4,8 @@ What crashed the process may crash the next one as well. So the model is given u
 crashes while loading it again, or for the third time within five minutes. The app then goes on
 without a model, and says so.
 
+The demonstration model comes in two formats. Where one is given up, the other takes its place.
+
 llama.cpp's fast path may be the cause, even if its trial once passed. So its trials are forgotten,
 and the next GGUF file is loaded with a new trial (engine/backends/fast_path.py).
 """
@@ -16,11 +18,12 @@ from time import monotonic
 from typing import Protocol, runtime_checkable
 
 from app.service.draft_models import Stacks
-from app.service.models import Models
+from app.service.models import Models, replaced, title_of
 from app.service.tasks import Task
 from engine.backends import fast_path
 from engine.engine import Engine, State
 from engine.errors import EngineDied, StrataError
+from engine.models.loaders import DEFAULT_RUNTIME
 from engine.queue import Waiting, before_it_began
 from engine.settings import Runtime
 
@@ -110,7 +113,8 @@ class Revival:
                 return
             last = self.last
             if last is None:
-                self.tell(f"{reason} No model is loaded now. Load one in the Models tab.")
+                if not self.replaced(self.models.wanted, reason):
+                    self.tell(f"{reason} No model is loaded now. Load one in the Models tab.")
             elif again or self.often():
                 self.give_up(last, reason, again)
             else:
@@ -158,10 +162,20 @@ class Revival:
         if again:
             when = f"while {last.name} was being loaded"
         first = reason.partition(". ")[0].rstrip(".")
+        if self.replaced(last.source, f"The engine ended again {when} ({first})."):
+            return
         self.tell(
             f"The engine ended again {when} ({first}). {last.name} is not loaded again. Choose "
             "another model or other settings in the Models tab."
         )
+
+    def replaced(self, source: str, reason: str) -> bool:
+        """Whether another format of a model that crashes is loaded in its place."""
+        other = self.models.formats.instead(source)
+        if other:
+            self.tell(f"{reason} {replaced(source, other)}")
+            self.load(Last(title_of(other), other, DEFAULT_RUNTIME, (), ""))
+        return bool(other)
 
     def load(self, last: Last) -> None:
         """Have a model again, through the same path as any other one."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.arguments import EMBEDDED, KeysAsked, is_local, parse, parse_keys
+from app.arguments import KeysAsked, is_local, parse, parse_keys
 from app.cli import main, tell_of_keys
 from engine.settings import Runtime
 from storage.api_keys import ApiKeys
@@ -14,7 +14,7 @@ from storage.database import Database
 
 def test_the_defaults_stay_on_this_machine() -> None:
     options = parse([])
-    assert options.host == "127.0.0.1" and options.model == str(EMBEDDED)
+    assert options.host == "127.0.0.1" and options.model == ""
     assert not options.public and options.password is None and options.browser
     assert options.port is None and options.data_dir is None
     assert options.runtime == Runtime()

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces
-from tests.conftest import ROOT
+from tests.conftest import EMBEDDED, ROOT
 
 OWNER = "local"
 """Whose the conversations are where nobody logs in."""
@@ -32,8 +32,13 @@ ENDED = 60
 
 
 def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
-    """The running program, its address, and what it printed until it was ready."""
+    """The running program, its address, and what it printed until it was ready.
+
+    It runs the embedded model as a folder unless another `--model` is named: the format that it
+    takes by itself depends on the machine, and measuring that would disturb what is tested.
+    """
     command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", str(folder)]
+    command += [] if "--model" in more else ["--model", str(EMBEDDED)]
     process = subprocess.Popen(
         [*command, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
