@@ -61,6 +61,19 @@ class ModelFormat(Protocol):
         """The files of a source among all `files` of its repository, the weights last. Raises
         ModelError where some are missing."""
 
+    def on_hub(self, source: str) -> bool:
+        """Whether a source names something on the hub, and no path."""
+
+    def belongs(self, source: str, name: str) -> bool:
+        """Whether a file of the repository on the hub belongs to a source."""
+
+    def files(self, path: Path) -> Sequence[Path]:
+        """All files of the model at that path, the weights included."""
+
+    def check_files(self, source: str, names: Collection[str], config: str) -> None:
+        """Raise ModelError for what is no model that writes text, as far as the names of its files
+        and the text of its config.json tell, "" where there is none."""
+
     # what it takes, and loading it
 
     def load(self, source: str, runtime: Runtime) -> Backend:

@@ -13,7 +13,7 @@ from engine.backends.base import Backend
 from engine.errors import ModelError
 from engine.models import llama_cpp_python
 from engine.models.format import ModelFormat
-from engine.models.gguf_files import ENDING, SPLIT, hub_file, is_model, listed
+from engine.models.gguf_files import ENDING, NO_MODELS, SPLIT, hub_file, is_model, listed
 from engine.models.memory import Need
 from engine.settings import Runtime
 
@@ -72,6 +72,24 @@ class Gguf(ModelFormat):
                     f"The repository {named.repo!r} has no file {part!r}. {listed(files)}"
                 )
         return named.parts
+
+    def on_hub(self, source: str) -> bool:
+        return hub_file(source) is not None
+
+    def belongs(self, source: str, name: str) -> bool:
+        named = hub_file(source)
+        return named is not None and name in named.parts
+
+    def files(self, path: Path) -> Sequence[Path]:
+        return self.weight_files(path)
+
+    def check_files(self, source: str, names: Collection[str], config: str) -> None:
+        name = os.path.basename(source).lower()
+        if wrong := next((word for word in NO_MODELS if word in name), None):
+            raise ModelError(
+                f"The file {source!r} is no model that writes text: its name says {wrong}. Choose "
+                "the file of the language model itself."
+            )
 
     def load(self, source: str, runtime: Runtime) -> Backend:
         from engine.models.load_llamacpp import load_gguf

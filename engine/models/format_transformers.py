@@ -11,7 +11,7 @@ from engine.backends.base import Backend
 from engine.errors import ModelError
 from engine.models import memory
 from engine.models.format import ModelFormat, looks_like_path
-from engine.models.gguf_files import listed
+from engine.models.gguf_files import ENDING, listed
 from engine.models.memory import Need, weight_files
 from engine.settings import Runtime
 
@@ -26,6 +26,12 @@ SMALL = (
 """What belongs to a model besides its weights."""
 NEVER = (".py", ".bin")
 """Code and pickled weights."""
+VOCABULARIES = (
+    "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json",
+)  # fmt: skip
+"""A model has one of these at least, which say what its tokens are."""
+WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""What the names of architectures hold that write text."""
 
 
 class Transformers(ModelFormat):
@@ -88,6 +94,30 @@ class Transformers(ModelFormat):
         ]
         return [*small, *([INDEX] if INDEX in files else []), *weights]
 
+    def on_hub(self, source: str) -> bool:
+        return not looks_like_path(source)
+
+    def belongs(self, source: str, name: str) -> bool:
+        return not name.lower().endswith(ENDING)
+
+    def files(self, path: Path) -> Sequence[Path]:
+        small = (p for p in path.iterdir() if any(fnmatchcase(p.name, each) for each in SMALL))
+        index = path / INDEX
+        return [*small, *([index] if index.exists() else []), *self.weight_files(path)]
+
+    def check_files(self, source: str, names: Collection[str], config: str) -> None:
+        if not any(name in names for name in VOCABULARIES):
+            raise refusal(source, "it has no tokenizer")
+        try:
+            values = json.loads(config)
+            named = [str(name) for name in values.get("architectures") or ()]
+        except (AttributeError, RecursionError, TypeError, ValueError) as error:
+            raise refusal(source, f"its {CONFIG} cannot be read ({error})") from error
+        writes = any(part in name for name in named for part in WRITES)
+        if named and not writes or values.get("is_encoder_decoder"):
+            what = ", ".join(named) or "an encoder with a decoder"
+            raise refusal(source, f"it does not write text from left to right ({what})")
+
     def load(self, source: str, runtime: Runtime) -> Backend:
         from engine.models.load_transformers import load_transformers
 
@@ -103,3 +133,11 @@ class Transformers(ModelFormat):
         from engine.models.load_transformers import pick_device
 
         return str(pick_device(runtime.device))
+
+
+def refusal(source: str, problem: str) -> ModelError:
+    """The error for a model of this format that cannot be used."""
+    return ModelError(
+        f"The model {source!r} cannot be used: {problem}. Give a folder or a repository that holds "
+        "a causal language model with its tokenizer and *.safetensors files."
+    )

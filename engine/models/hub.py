@@ -136,8 +136,7 @@ class Store:
 
     def blob(self, file: Remote, ending: str = "") -> Path:
         """Where a file's content is kept; the part that is there so far ends in ".part"."""
-        folder = repo_folder_name(repo_id=self.repo, repo_type="model")
-        return Path(constants.HF_HUB_CACHE) / folder / "blobs" / f"{file.blob}{ending}"
+        return repo_folder(self.repo) / "blobs" / f"{file.blob}{ending}"
 
     def there(self, file: Remote) -> int:
         """Bytes of a file that need not be downloaded."""
@@ -192,6 +191,39 @@ class Store:
                     "It was thrown away; download it again."
                 )
         part.replace(self.blob(file))
+
+
+def repo_folder(repo: str) -> Path:
+    """Where the hub's cache keeps a repository."""
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+
+
+def tidy(folder: Path, unwanted: Callable[[str], bool]) -> int:
+    """Delete the files of a repository in the cache whose names are `unwanted`, in each of its
+    commits, and what is then named by nothing; returns the bytes that this frees.
+
+    Begun downloads go as well. Of a repository with no files left nothing stays.
+    """
+    before, named = disk_bytes(folder), set[str]()
+    for snapshot in sorted((folder / "snapshots").glob("*")):
+        for path in [p for p in snapshot.rglob("*") if p.is_symlink() or p.is_file()]:
+            if unwanted(str(path.relative_to(snapshot))):
+                path.unlink()
+            else:
+                named.add(os.path.realpath(path))
+    if not named:
+        shutil.rmtree(folder)
+        return before
+    for blob in (folder / "blobs").glob("*"):
+        if os.path.realpath(blob) not in named:
+            blob.unlink()
+    return before - disk_bytes(folder)
+
+
+def disk_bytes(folder: Path) -> int:
+    """What the contents of a repository take in the cache; links take nothing."""
+    found = (path for name in ("blobs", "snapshots") for path in (folder / name).rglob("*"))
+    return sum(p.stat().st_size for p in found if p.is_file() and not p.is_symlink())
 
 
 def check_space(source: str, needed: int) -> None:

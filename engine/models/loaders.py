@@ -6,7 +6,7 @@ their own functions in the place of these.
 
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,31 @@ def download(
     return sources.download(model_format, source, progress, cancelled)
 
 
+def check(source: str) -> int:
+    """The bytes of a model, on this machine or to be downloaded, once it is known to be there and
+    to look like one that writes text. Raises ModelError, also where no library reads it."""
+    from engine.models import sources
+
+    model_format = format_of(source)
+    model_format.check_library(source)
+    return sources.check(model_format, settled(source))
+
+
+def removable(source: str, folders: Sequence[Path] = ()) -> bool:
+    """Whether `remove` would delete a model."""
+    from engine.models import sources
+
+    return sources.removable(format_of(source), settled(source), folders)
+
+
+def remove(source: str, folders: Sequence[Path] = ()) -> int:
+    """Delete a model that lies in the hub's cache or in one of the folders; returns the bytes that
+    this frees. Raises ModelError."""
+    from engine.models import sources
+
+    return sources.remove(format_of(source), settled(source), folders)
+
+
 def load(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Backend:
     """Load a model; what is not on this machine yet is downloaded, without a bar. Raises ModelError
     for one that cannot be used."""
@@ -72,6 +97,9 @@ class ModelLoaders:
     scan: Callable[[str], list[str]] = scan
     present: Callable[[str], bool] = present
     download: Callable[[str, Callable[[int, int], None], Callable[[], bool]], str] = download
+    check: Callable[[str], int] = check
+    removable: Callable[[str, Sequence[Path]], bool] = removable
+    remove: Callable[[str, Sequence[Path]], int] = remove
 
 
 MODEL_LOADERS = ModelLoaders()

@@ -14,7 +14,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from engine.errors import Cancelled, ModelError
 from engine.models import hub as hub_module
-from engine.models import sources
+from engine.models import loaders, sources
 from engine.models.formats import format_of
 from engine.models.gguf_files import HubFile, hub_file
 from engine.models.hub import Meter, check_reachable
@@ -498,3 +498,161 @@ def test_a_home_folder_is_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     path = put(tmp_path / ".models" / "a.gguf")
     assert scan("~/.models") == [path]
+
+
+# checked before they are listed
+
+
+CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'
+
+
+def check(source: str) -> int:
+    return sources.check(format_of(source), source)
+
+
+def test_what_is_on_the_hub_is_known_with_its_bytes_and_nothing_large_comes(hub: Hub) -> None:
+    hub.repos["some/model"] = {**MODEL, "config.json": CONFIG}
+    whole = sum(len(hub.repos["some/model"][name]) for name in MODEL if is_loaded(name))
+    assert check("some/model") == whole
+    assert check("some/one:a.gguf") == len(GGUF)
+    assert check("some/split:" + PARTS[0]) == sum(len(GGUF) + len(part) for part in PARTS)
+    assert not hub.fetched("")
+
+
+def is_loaded(name: str) -> bool:
+    return name.endswith(".json") or name == "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("some/gone", "no such repository"),
+        ("some/one:gone.gguf", "has no file 'gone.gguf'"),
+        ("some/one:mmproj.gguf", "its name says mmproj"),
+        ("some/empty", "has no config.json"),
+        ("some/one", "Name one of its GGUF files"),
+        ("no name at all", "no name on the hub"),
+        ("./nowhere", "There is no './nowhere' on this machine"),
+        ("/nowhere/model.gguf", "There is no '/nowhere/model.gguf' on this machine"),
+    ],
+)
+def test_what_is_not_there_is_not_listed(hub: Hub, source: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        check(source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"config.json": b'{"architectures": ["BertModel"]}'}, r"left to right \(BertModel\)"),
+        ({"config.json": b'{"is_encoder_decoder": true}'}, "an encoder with a decoder"),
+        ({"config.json": b"[1]"}, "config.json cannot be read"),
+        ({"config.json": b"{" * 9}, "config.json cannot be read"),
+        ({"tokenizer.json": None}, "it has no tokenizer"),
+    ],
+)
+@pytest.mark.parametrize("where", ["hub", "disk"])
+def test_what_does_not_write_text_is_not_listed(
+    hub: Hub, tmp_path: Path, where: str, changes: dict[str, bytes | None], words: str
+) -> None:
+    files = {**MODEL, "config.json": CONFIG, **changes}
+    there = {name: content for name, content in files.items() if content is not None}
+    source = "some/model"
+    hub.repos[source] = there
+    if where == "disk":
+        source = str(tmp_path / "model")
+        for name, content in there.items():
+            put(tmp_path / "model" / name, content)
+    with pytest.raises(ModelError, match=words):
+        check(source)
+
+
+# taken from the disk
+
+
+def remove(source: str, *folders: Path) -> int:
+    return loaders.remove(source, folders)
+
+
+def test_a_file_of_the_hub_goes_with_its_content_and_the_others_stay(
+    hub: Hub, tmp_path: Path
+) -> None:
+    kept, gone = get("some/one:a.gguf"), get("some/one:b.gguf")
+    assert remove("some/one:b.gguf") == len(GGUF) + 1
+    assert not gone.exists() and kept.read_bytes() == GGUF
+    assert present("some/one:a.gguf") and not present("some/one:b.gguf")
+    assert remove("some/one:a.gguf") == len(GGUF)
+    assert not (tmp_path / "cache" / "models--some--one").exists()
+    with pytest.raises(ModelError, match="outside of the folders"):
+        remove("some/one:a.gguf")
+
+
+def test_all_parts_of_a_split_file_go(hub: Hub, tmp_path: Path) -> None:
+    get("some/split:" + PARTS[0])
+    assert remove("some/split:" + PARTS[0]) == sum(len(GGUF) + len(part) for part in PARTS)
+    assert not (tmp_path / "cache" / "models--some--split").exists()
+
+
+def test_a_download_that_was_stopped_goes_too(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(Cancelled):
+        get("some/one:a.gguf", Watch(2000))
+    assert remove("some/one:a.gguf") >= 2000
+    assert not (tmp_path / "cache" / "models--some--one").exists()
+
+
+def test_a_model_of_the_hub_goes_and_its_gguf_files_stay(hub: Hub) -> None:
+    hub.repos["some/model"] = {**MODEL, "x.gguf": GGUF}
+    get("some/model")
+    file = get("some/model:x.gguf")
+    once = {MODEL[name] for name in MODEL if is_loaded(name)}
+    assert remove("some/model") == sum(map(len, once))
+    assert file.is_file() and not present("some/model")
+
+
+def test_what_was_found_in_the_cache_by_its_path_goes_like_that(hub: Hub, tmp_path: Path) -> None:
+    get("some/one:a.gguf")
+    path = get("some/one:b.gguf")
+    assert remove(str(path)) == len(GGUF) + 1
+    assert not path.is_symlink() and present("some/one:a.gguf")
+    folder = get("some/model")
+    assert remove(str(folder)) > 0 and not (tmp_path / "cache" / "models--some--model").exists()
+
+
+def test_what_lies_in_a_folder_of_ours_goes_and_what_lies_elsewhere_stays(
+    hub: Hub, tmp_path: Path
+) -> None:
+    ours = tmp_path / "data" / "models"
+    mine, other = put(ours / "a.gguf"), put(tmp_path / "a.gguf")
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "notes.txt"):
+        put(ours / "one" / name, b"12345")
+    link = ours / "linked.gguf"
+    link.symlink_to(other)
+    assert remove(mine, ours) == len(GGUF) and not Path(mine).exists()
+    assert remove(str(ours / "one"), ours) == 15
+    assert [path.name for path in (ours / "one").iterdir()] == ["notes.txt"]
+    assert remove(str(link), ours) < len(GGUF) and not link.is_symlink()
+    for source in (other, f"{ours}/../../a.gguf", str(ours), str(tmp_path)):
+        with pytest.raises(ModelError, match="outside of the folders"):
+            remove(source, ours)
+    assert Path(other).read_bytes() == GGUF
+
+
+def test_a_folder_that_is_a_link_out_of_ours_is_not_touched(tmp_path: Path) -> None:
+    ours, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    put(elsewhere / "a.gguf")
+    ours.mkdir()
+    (ours / "linked").symlink_to(elsewhere)
+    for source in (ours / "linked", ours / "linked" / "a.gguf"):
+        with pytest.raises(ModelError, match="outside of the folders"):
+            remove(str(source), ours)
+    assert (elsewhere / "a.gguf").is_file()
+
+
+def test_what_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    mine = put(tmp_path / "models" / "a.gguf")
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(ModelError, match="could not be deleted .*Permission denied"):
+        remove(mine, tmp_path / "models")
