@@ -35,6 +35,14 @@ class SourceStore:
         """The models that were loaded."""
         return [Known(name, runtime) for name, runtime in self._rows("model")]
 
+    def forget(self, source: str) -> None:
+        """Forget a model."""
+        self._drop("model", source)
+
+    def forget_folder(self, folder: str) -> None:
+        """Forget a folder."""
+        self._drop("folder", folder)
+
     def add_folder(self, folder: str) -> None:
         """Remember a folder that holds models."""
         self._put("folder", folder, {})
@@ -54,6 +62,14 @@ class SourceStore:
                 "DELETE FROM sources WHERE kind = ?1 AND id NOT IN "
                 "(SELECT id FROM sources WHERE kind = ?1 ORDER BY id DESC LIMIT ?2)",
                 (kind, self.MOST),
+            )
+
+    def _drop(self, kind: str, name: str) -> None:
+        """Forget one of a kind."""
+        with self._db.write() as handle:
+            handle.execute(
+                "DELETE FROM sources WHERE kind = ? AND CAST(name AS BLOB) = ?",
+                (kind, name.encode("utf-8", "surrogateescape")),
             )
 
     def _rows(self, kind: str) -> list[tuple[str, dict[str, Any]]]:

@@ -17,6 +17,8 @@ from engine.models.gguf_files import hub_file
 from engine.models.memory import Need
 
 FILE = ASSETS / "catalogue.json"
+STARTER, STARTER_FOLDER = "Qwen3 0.6B", "SmolLM2 360M"
+"""At most 1 GB to download, under a licence that allows every use."""
 TABLE_CONTEXT = 8192
 """Tokens for which the table tells the memory."""
 HALF, FULL = 2, 4
@@ -104,6 +106,16 @@ def entries() -> tuple[Entry, ...]:
     except (OSError, ValueError) as error:
         raise unusable(str(error)) from error
     return parse(found)
+
+
+def starter(gguf: bool) -> Entry:
+    """The small model that is offered beside the demonstration model, which knows things; a folder
+    where GGUF files cannot be read. Raises ModelError."""
+    name = STARTER if gguf else STARTER_FOLDER
+    found = next((each for each in entries() if each.name == name), None)
+    if found is None:
+        raise unusable(f"it has no {name!r}")
+    return found
 
 
 def parse(found: object) -> tuple[Entry, ...]:

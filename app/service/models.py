@@ -34,6 +34,10 @@ from storage.sources import SourceStore
 T = TypeVar("T")
 
 
+FOLDER = "models"
+"""The folder of models in the data directory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage of loading is: its share, None where that is not known, and its words."""
@@ -45,7 +49,8 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A model that can be loaded. `kind` is "transformers" or "llama.cpp"; `bytes` on disk are 0
-    for one that has to be downloaded; `runtime` is how it ran last, if it ever did."""
+    for one that has to be downloaded, of `download` bytes where that is known; `runtime` is how it
+    ran last, if it ever did."""
 
     source: str
     name: str
@@ -53,6 +58,7 @@ class Candidate:
     bytes: int
     loaded: bool
     runtime: Runtime = DEFAULT_RUNTIME
+    download: int = 0
 
 
 Report = Callable[[Progress], None]
@@ -80,6 +86,10 @@ class Models:
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
         """What was found in each folder that was scanned."""
+        self.added: dict[str, int] = {}
+        """Models that were named and not loaded yet, with the bytes that they have."""
+        self.kept = [database.path.parent / FOLDER] if database.path else []
+        """Folders of ours, beside the hub's cache: what lies there may be deleted."""
         self.tasks = Tasks()
         self.busy = threading.Lock()
         self.over = threading.Event()
@@ -121,12 +131,14 @@ class Models:
         scanned; what vanished is left out. Raises StorageError."""
         ran = {known.source: runtime_of(known.runtime) for known in self.store.models()}
         sources = [str(EMBEDDED), str(EMBEDDED_FILE), self.source, *ran]
-        for folder in self.store.folders():
+        ours = [str(folder) for folder in self.kept if folder.is_dir()]
+        for folder in [*self.store.folders(), *ours]:
             if folder not in self.found:
                 self.found[folder] = []
                 with suppress(StrataError):
                     self.look(folder)
             sources += self.found[folder]
+        sources += self.added
         return [
             Candidate(
                 source,
@@ -135,6 +147,7 @@ class Models:
                 size_of(source),
                 source == self.source,
                 ran.get(source, DEFAULT_RUNTIME),
+                self.added.get(source, 0),
             )
             for source in dict.fromkeys(filter(None, sources))
             if Path(source).exists() or not Path(source).is_absolute()
@@ -154,6 +167,32 @@ class Models:
             )
         self.store.add_folder(folder)
         return len(found)
+
+    def add(self, named: str) -> str:
+        """Put a model, or those in a folder, among the candidates; returns the source to choose.
+
+        Raises ModelError for what is none, or is not there.
+        """
+        source = settled(named)
+        if not source:
+            raise ModelError("No model is named. Give a folder, a GGUF file or a hub id.")
+        if Path(source).is_dir():
+            if [settled(found) for found in self.loaders.scan(source)] == [source]:
+                self.inspect(source)
+            self.scan(source)
+            return self.found[source][0]
+        if source not in {candidate.source for candidate in self.candidates()}:
+            self.added[source] = self.inspect(source)
+        return source
+
+    def inspect(self, source: str) -> int:
+        """The bytes of a model that are to be downloaded, once it was seen to be one. Raises
+        ModelError."""
+        size = self.loaders.check(source)
+        if not self.loaders.present(source):
+            return size
+        self.need(source, DEFAULT_RUNTIME)
+        return 0
 
     def look(self, folder: str) -> list[str]:
         """The models in a folder, read now."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from html import escape
 
 import gradio as gr
+from gradio.blocks import Block
 
 from app.service.session import Session
 from app.web import colors
@@ -13,6 +14,7 @@ from app.web.gradio_timers import STOP_CLOCKS
 from app.web.stack_html import millions
 from app.web.tabs import (
     api,
+    catalogue,
     chat,
     chat_view,
     compare,
@@ -193,7 +195,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         head = gr.HTML(name, elem_id="header", apply_default_css=False)
         theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
         leave = gr.Button("Log out", size="sm", elem_id="log-out", visible=password)
-        drafts, choice, access = None, None, None
+        drafts, choice, access, starters = None, None, None, list[catalogue.Card]()
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.build()
@@ -204,10 +206,12 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             with gr.Tab("Diagnostics", id=DIAGNOSTICS) as tab:
                 runs = diagnostics.build(tab, session)
             if not session.guests:
+                with talk.empty:
+                    starters = catalogue.build_starter("starter", session)
                 with gr.Tab("Stack") as tab:
                     drafts = stack.build(tab, session)
                 with gr.Tab("Models") as tab:
-                    choice = models.build(tab, session)
+                    choice = models.build(tab, session, starters)
                 with gr.Tab("Databases") as tab:
                     tiers = databases.build(tab)
                 with gr.Tab("API") as tab:
@@ -223,7 +227,9 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         why.wire(session, talk.tokens, told, memory)
         replay.wire_chat(session, runs.replay, talk.tokens, tabs, DIAGNOSTICS, runs.shown, memory)
         keep = settings.wire(session, controls, current, memory)
-        follow = following(session, head, notices, talk, pair, runs, controls, drafts, current)
+        boxes = [card.box for card in starters if card.box is not None]
+        shown = talk, pair, runs, controls, drafts
+        follow = following(session, head, notices, *shown, current, boxes)
         waited = gr.State(0)
         shelved = shelf.new, shelf.start_from
         begin = presets.wire(session, saved, shelved, controls, current, memory, keep)
@@ -252,8 +258,10 @@ def following(
     controls: settings.Controls,
     drafts: stack.Parts | None,
     current: gr.State,
+    starters: Sequence[gr.Column] = (),
 ) -> Event:
     """The event by which a page shows the model that is loaded now, if it shows another one.
+    `starters` are there while that is the demonstration model.
 
     The sampler on the page stays where the model's makers want the one that it had, and where a
     conversation with settings of its own was open before there was a model.
@@ -283,12 +291,14 @@ def following(
             pair.verdict: gr.skip() if had else compare.idle(session),
             **controls.follow(session, method, length, sampler),
             **({runs.again: gr.update(visible=session.costs.wanted)} if runs.again else {}),
+            **{box: gr.update(visible=models.demonstration) for box in starters},
             **(stack.follow(session, drafts) if drafts else {}),
         }
 
     parts = controls.parts
     inputs = [shown, parts["method"], parts["max_tokens"], pair.method, current]
-    outputs = [shown, head, talk.box, pair.method, pair.verdict, *controls.followers]
+    outputs: list[Block] = [shown, head, talk.box, pair.method, pair.verdict]
+    outputs += [*controls.followers, *starters]
     outputs += [runs.again] if runs.again else []
     return Event(follow, inputs, [*outputs, *(stack.followers(drafts) if drafts else ())])
 

@@ -4,12 +4,13 @@ from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 
-from app.service.catalogue import Entry, Model
+from app.service.catalogue import TABLE_CONTEXT, Entry, Model
 from app.service.draft_models import amount
 from app.service.models import Candidate, Progress
 from app.web.stack_html import Facts, facts, fine, line, millions
 from assets import ASSETS
 from engine.backends.base import BackendInfo
+from engine.models.formats import format_of
 from engine.models.memory import Need
 
 THINNEST = 0.6
@@ -19,8 +20,9 @@ THINNEST = 0.6
 # models on this machine
 
 
-def loaded(info: BackendInfo, source: str) -> str:
-    """The facts of the loaded model; `source` is "" where none is."""
+def loaded(info: BackendInfo, source: str, formats: str = "") -> str:
+    """The facts of the loaded model; `source` is "" where none is. `formats` says which of its
+    formats is faster here."""
     if not source:
         return "<h3>Loaded</h3>" + fine("No model. Choose one and press Load.")
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
@@ -34,7 +36,7 @@ def loaded(info: BackendInfo, source: str) -> str:
         ("drafts", verified(info)),
         ("from", where(source)),
     ]
-    return f"<h3>Loaded</h3>{facts(listed)}{fine(info.note)}"
+    return f"<h3>Loaded</h3>{facts(listed)}{fine(info.note)}{fine(formats)}"
 
 
 def still(info: BackendInfo, source: str) -> str:
@@ -56,6 +58,8 @@ def verified(info: BackendInfo) -> str:
 def choice(candidate: Candidate) -> tuple[str, str]:
     """A candidate's label and value."""
     size = amount(candidate.bytes) if candidate.bytes else "to be downloaded"
+    if candidate.download and not candidate.bytes:
+        size = f"{amount(candidate.download)} to download"
     words = [candidate.name, candidate.kind, size, *(["loaded"] if candidate.loaded else [])]
     return " · ".join(words), candidate.source
 
@@ -154,6 +158,21 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
     if entry.stack:
         listed.append(("suggested", " / ".join(model.name for model in entry.stack)))
     return head + facts([*listed, *needs]) + tail
+
+
+def starter(entry: Entry, device: str = "cpu") -> str:
+    """What is offered beside the demonstration model, in a few lines."""
+    target = entry.target
+    need = target.need(TABLE_CONTEXT, device)
+    link = f'<a href="{escape(entry.licence_address)}" target="_blank" rel="noopener noreferrer">'
+    source = f"https://huggingface.co/{format_of(target.source).repository(target.source)}"
+    home = f'<a href="{escape(source)}" target="_blank" rel="noopener noreferrer">'
+    return (
+        f"<h3>A real model: {escape(entry.name)}</h3><p>{escape(entry.description)}</p>"
+        f'<p class="fine">{amount(target.bytes)} to download · {link}{escape(entry.licence)}</a> · '
+        f"{amount(need.total)} of memory with {TABLE_CONTEXT:,} tokens of context · by "
+        f"{home}{escape(entry.maker)}</a></p>"
+    )
 
 
 def size(model: Model, here: Collection[str], otherwise: str = "") -> str:

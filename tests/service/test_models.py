@@ -3,7 +3,7 @@ fails, there is a model that answers."""
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -84,6 +84,8 @@ class Shop:
         self.made: list[weakref.ref[Backend]] = []
         self.runtimes: list[Runtime] = []
         self.arrived: set[str] = set()
+        self.ours: set[str] = set()
+        """What lies in a folder of ours."""
         self.pieces = 3
         self.between: Callable[[], None] = lambda: None
         for name in NAMES:
@@ -133,6 +135,17 @@ class Shop:
         self.arrived.add(source)
         return source
 
+    def check(self, source: str) -> int:
+        if "gone" in source:
+            raise ModelError(f"There is no {source!r}.")
+        return 3072
+
+    def remove(self, source: str, folders: Sequence[Path]) -> int:
+        self.ours.discard(source)
+        Path(source).unlink(missing_ok=True)
+        self.arrived.discard(source)
+        return 4096
+
     def loaders(self) -> ModelLoaders:
         return ModelLoaders(
             load=self.load,
@@ -142,6 +155,9 @@ class Shop:
             scan=lambda folder: sorted(str(path) for path in Path(folder).glob("*.gguf")),
             present=lambda source: not source.startswith("hub/") or source in self.arrived,
             download=self.download,
+            check=self.check,
+            removable=lambda source, folders: source in self.ours,
+            remove=self.remove,
         )
 
     def session(self, db: Database, name: str = "one", guests: bool = False) -> Session:

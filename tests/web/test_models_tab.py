@@ -11,6 +11,7 @@ import pytest
 
 from app.service import catalogue
 from app.service.catalogue import Entry, Layers, Model
+from app.service.formats import Faster, Formats
 from app.service.models import Candidate, Progress
 from app.service.session import Session
 from app.web import models_html
@@ -61,6 +62,8 @@ def test_how_drafts_are_verified(can_tree: bool, leaves: int | None, words: str)
 def test_candidates_are_told_with_kind_and_size() -> None:
     here = Candidate("/m/a.gguf", "a", "llama.cpp", 3 * GIB, True)
     assert models_html.choice(here) == ("a · llama.cpp · 3.0 GiB · loaded", "/m/a.gguf")
+    large = Candidate("owner/c", "c", "transformers", 0, False, download=3 * GIB)
+    assert models_html.choice(large)[0] == "c · transformers · 3.0 GiB to download"
     there = Candidate("owner/b", "b", "transformers", 0, False)
     assert models_html.choice(there)[0] == "b · transformers · to be downloaded"
 
@@ -238,7 +241,7 @@ def test_the_needs_follow_the_settings(handlers: models.Handlers, shop: Shop) ->
     assert "does not tell" in need("strange/x")
     assert "Loading it downloads it" in need("hub/x")
     assert "Choose a model" in need(None)
-    (card,) = handlers.parts.cards
+    *_, card = handlers.parts.cards
     assert "fits" in handlers.weigh(source, *values(context_length=64))[card.facts]
     assert "32.0 KiB, does not fit" in handlers.weigh(source, *values())[card.facts]
 
@@ -259,7 +262,7 @@ def test_a_chosen_model_brings_its_own_settings(
 def test_a_folder_is_searched_and_its_first_model_chosen(
     handlers: models.Handlers, shop: Shop, warned: list[str]
 ) -> None:
-    shown = handlers.add(f" {shop.root} ", *values())
+    shown = handlers.add(f" {shop.root} ")
     assert set(shop_sources(shop)) <= set(sources(shown, handlers))
     assert shown[handlers.parts.choice]["value"] == shop.source("draft")
     assert shown[handlers.parts.box] == "" and warned == []
@@ -273,7 +276,7 @@ def test_a_file_and_a_hub_id_are_offered_until_they_are_loaded(
     handlers: models.Handlers, shop: Shop, warned: list[str]
 ) -> None:
     for named in (shop.source("two"), "hub/model", "hub/model"):
-        shown = handlers.add(named, *values())
+        shown = handlers.add(named)
         assert shown[handlers.parts.choice]["value"] == named
     assert {shop.source("two"), "hub/model"} <= set(sources(shown, handlers))
     assert sources(shown, handlers).count("hub/model") == 1
@@ -287,8 +290,8 @@ def test_what_is_no_model_is_told_and_changes_nothing(
 ) -> None:
     (shop.root / "empty").mkdir()
     for named in ("", str(shop.root / "empty"), "strange/x"):
-        assert handlers.add(named, *values()).keys() == {handlers.parts.box}
-    assert len(warned) == 3 and "no model in" in warned[1] and handlers.added == []
+        assert handlers.add(named).keys() == {handlers.parts.box}
+    assert len(warned) == 3 and "no model in" in warned[1] and not handlers.models.added
     with pytest.MonkeyPatch.context() as patch:
 
         def refuse() -> list[Candidate]:
@@ -307,7 +310,7 @@ def test_another_model_takes_over(
     updates = list(handlers.load(shop.source("two"), *values(context_length=2048)))
     (go,) = place.buttons
     assert not updates[0][go]["visible"] and updates[0][place.stop]["visible"]
-    (card,) = handlers.parts.cards
+    *_, card = handlers.parts.cards
     assert not any(updates[0][button]["interactive"] for button in card.place.buttons)
     assert any("Loading two" in update[place.status] for update in updates[1:-2])
     *_, shown, done = updates
@@ -353,7 +356,7 @@ def test_a_download_is_shown_and_can_be_stopped(
 def test_a_family_is_loaded_and_its_drafts_are_offered(
     handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
 ) -> None:
-    (card,) = handlers.parts.cards
+    *_, card = handlers.parts.cards
     assert [button.value for button in card.place.buttons] == ["Download and load", "With drafts"]
     updates = list(handlers.take(card, (), None, *values(context_length=64)))
     assert any("Downloading target" in update.get(card.place.status, "") for update in updates)
@@ -370,7 +373,7 @@ def test_a_family_is_loaded_and_its_drafts_are_offered(
 def test_a_family_that_does_not_fit_is_not_downloaded(
     handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
 ) -> None:
-    (card,) = handlers.parts.cards
+    *_, card = handlers.parts.cards
     last(handlers.take(card, (), None, *values()))
     assert "32.0 KiB for the cache" in warned[0] and "Nothing was downloaded" in warned[0]
     assert shop.arrived == set() and session.current.info.name == "one"
@@ -379,10 +382,11 @@ def test_a_family_that_does_not_fit_is_not_downloaded(
 def test_a_damaged_catalogue_is_told_and_the_tab_works(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> tuple[Entry, ...]:
+    def refuse(*_: object) -> tuple[Entry, ...]:
         raise catalogue.unusable(EVIL)
 
-    monkeypatch.setattr("app.web.tabs.catalogue.entries", refuse)
+    for name in ("entries", "starter"):
+        monkeypatch.setattr(f"app.web.tabs.catalogue.{name}", refuse)
 
     def build() -> tuple[models.Parts, gr.Blocks]:
         with gr.Blocks() as blocks, gr.Tab("Models") as tab:
@@ -398,7 +402,7 @@ def test_a_damaged_catalogue_is_told_and_the_tab_works(
 def test_hostile_names_stay_text(handlers: models.Handlers, shop: Shop, warned: list[str]) -> None:
     path = shop.root / f"{EVIL}.gguf"
     path.write_text("bytes")
-    shown = handlers.add(str(path), *values())
+    shown = handlers.add(str(path))
     *_, loaded, done = handlers.load(str(path), *values())
     parts = handlers.parts
     for markup in (shown[parts.need], loaded[parts.loaded], done[parts.place.status]):
@@ -406,3 +410,61 @@ def test_hostile_names_stay_text(handlers: models.Handlers, shop: Shop, warned: 
     shop.broken.add(str(path))
     last(handlers.load(str(path), *values(context_length=64)))
     assert len(warned) == 1 and "<img" not in warned[0]
+
+
+def test_a_model_is_removed_after_asking(
+    handlers: models.Handlers, shop: Shop, warned: list[str]
+) -> None:
+    two, parts = shop.source("two"), handlers.parts
+    handlers.add(two)
+    shop.ours.add(two)
+    asked = handlers.ask(two)
+    assert asked[parts.remove.asking]["visible"] and "Delete two" in asked[parts.remove.question]
+    assert "5 B become free" in asked[parts.remove.question] and Path(two).exists()
+    shown = handlers.remove(two)
+    assert not Path(two).exists() and two not in sources(shown, handlers)
+    assert "4.0 KiB are free again" in shown[parts.place.status]
+    assert not shown[parts.remove.asking]["visible"]
+    for source in (shop.source("one"), str(EMBEDDED), "/etc/passwd", None):
+        assert not handlers.ask(source)[parts.remove.asking]["visible"]
+        assert not handlers.remove(source)[parts.remove.asking]["visible"]
+    assert len(warned) == 8 and "is loaded" in warned[0] and "comes with" in warned[2]
+
+
+def test_the_usual_settings_come_back(handlers: models.Handlers, shop: Shop) -> None:
+    last(handlers.load(shop.source("two"), *values(context_length=2048, threads=3)))
+    parts = handlers.parts.runtime
+    assert handlers.choose(shop.source("two"))[parts["threads"]]["value"] == 3
+    shown = handlers.reset(shop.source("two"))
+    assert shown[parts["threads"]]["value"] == 0
+    assert shown[parts["context_length"]]["value"] == Runtime().context_length
+
+
+def test_a_real_model_is_offered_beside_the_demonstration_model_alone(
+    handlers: models.Handlers, session: Session
+) -> None:
+    card = handlers.parts.cards[0]
+    assert card.box is not None and not handlers.starters()[card.box]["visible"]
+    local(session).use(replace(local(session).loaded, source=str(EMBEDDED)))
+    assert handlers.starters()[card.box]["visible"]
+    words = models_html.starter(family(False))
+    assert "<img" not in words and words.count("&lt;img") >= 3 and "8,192 tokens" in words
+
+
+@pytest.mark.parametrize("gguf", [True, False])
+def test_the_real_model_is_small_and_free_for_every_use(gguf: bool) -> None:
+    entry = catalogue.starter(gguf)
+    assert entry.licence == "Apache-2.0" and entry.target.bytes <= 1e9
+    assert entry.target.source.endswith(".gguf") is gguf
+    words = models_html.starter(entry)
+    assert "Apache-2.0" in words and "to download" in words and "of memory" in words
+
+
+def test_which_format_is_faster_is_told_of_the_demonstration_model(
+    handlers: models.Handlers, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Faster(str(EMBEDDED), 2.0, "safetensors is 2.0 times as fast here.")
+    monkeypatch.setattr(Formats, "faster", known)
+    assert known.words not in handlers.loaded()
+    local(session).use(replace(local(session).loaded, source=str(EMBEDDED)))
+    assert known.words in handlers.loaded()

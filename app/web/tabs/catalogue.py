@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from app.service.catalogue import Entry, Model, entries
+from app.service.catalogue import Entry, Model, entries, starter
 from app.service.draft_models import amount
 from app.service.models import Models
+from app.service.session import Session
 from app.web import models_html
 from app.web.tabs.loading import Place, build_place
 from app.web.wiring import Updates
 from engine.errors import ModelError, StrataError
+from engine.models import llama_cpp_python
 from engine.settings import Runtime
 
 FETCH = "Download and load"
@@ -19,11 +21,13 @@ FETCH = "Download and load"
 
 @dataclass(slots=True)
 class Card:
-    """A family: its facts, and where it is loaded from, alone or with its suggested drafts."""
+    """A family: its facts, and where it is loaded from, alone or with its suggested drafts. One
+    with a `box` is offered while the demonstration model is loaded, with facts that stay."""
 
     entry: Entry
     facts: gr.HTML
     place: Place
+    box: gr.Column | None = None
 
 
 def build() -> list[Card]:
@@ -45,11 +49,24 @@ def build() -> list[Card]:
     return cards
 
 
+def build_starter(name: str, session: Session) -> list[Card]:
+    """A small real model, one click away; none where the catalogue cannot be read."""
+    try:
+        entry = starter(llama_cpp_python.installed())
+    except StrataError:
+        return []
+    shown = session.models.demonstration
+    with gr.Column(elem_classes=["card", "starter"], elem_id=name, visible=shown) as box:
+        facts = gr.HTML(models_html.starter(entry), apply_default_css=False)
+        return [Card(entry, facts, build_place(name, FETCH), box)]
+
+
 def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> Updates:
     """What every family would take with these settings, and what of it is here already."""
     changes: Updates = {}
     for card in cards:
-        changes[card.facts] = facts(models, card.entry, runtime)
+        if card.box is None:
+            changes[card.facts] = facts(models, card.entry, runtime)
         here = models.loaders.present(card.entry.target.source)
         changes[card.place.buttons[0]] = "Load" if here else FETCH
     return changes

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
+from html import escape
 
 import gradio as gr
 from gradio.blocks import Block
 
+from app.service import removal
 from app.service.catalogue import Model
-from app.service.models import Candidate, Progress, reported, size_of, title_of
+from app.service.formats import BOTH
+from app.service.models import Candidate, Progress, reported
 from app.service.session import Session
 from app.web import models_html
 from app.web.stack_html import fine
@@ -21,7 +23,7 @@ from app.web.tabs.settings import control, number
 from app.web.wiring import AT_ONCE, Event, Updates, told, warn
 from engine.errors import Cancelled, ModelError, StrataError
 from engine.models.formats import FORMATS
-from engine.models.loaders import kind_of, settled
+from engine.models.loaders import DEFAULT_RUNTIME
 from engine.settings import Runtime
 
 AUTO = "auto"
@@ -37,6 +39,17 @@ OF_ALL = ("context_length", "threads")
 
 
 @dataclass(slots=True)
+class Removing:
+    """The button that takes the chosen model away, and what is asked before."""
+
+    button: gr.Button
+    asking: gr.Column
+    question: gr.HTML
+    yes: gr.Button
+    no: gr.Button
+
+
+@dataclass(slots=True)
 class Parts:
     """The tab's components. `runtime` has one for each setting of `Runtime`, `groups` a column for
     each kind of model."""
@@ -46,6 +59,8 @@ class Parts:
     choice: gr.Radio
     box: gr.Textbox
     add: gr.Button
+    remove: Removing
+    reset: gr.Button
     runtime: dict[str, gr.components.Component]
     groups: dict[str, gr.Column]
     need: gr.HTML
@@ -54,30 +69,44 @@ class Parts:
     cards: list[Card]
 
 
-def build(tab: gr.Tab, session: Session) -> Parts:
-    """This machine: what is loaded, what there is, what the chosen one will need."""
+def build(tab: gr.Tab, session: Session, first: Sequence[Card] = ()) -> Parts:
+    """This machine: what is loaded, what there is, what the chosen one will need. `first` is what
+    the chat offers to begin with."""
+    starters = [*first, *catalogue.build_starter("starter-models", session)]
     with gr.Row(elem_classes="cards"):
         with gr.Column(elem_classes="card", scale=3):
             loaded = gr.HTML(elem_id="models-loaded", apply_default_css=False)
         with gr.Column(elem_classes="card", scale=3):
-            choice, box, add = listing()
+            choice, removing, box, add = listing()
         with gr.Column(elem_classes="card", scale=4):
             gr.HTML("<h3>How it runs</h3>")
             runtime, groups = controls(session.models.runtime)
             need = gr.HTML(elem_id="models-need", apply_default_css=False)
             here = build_place("models", "Load")
-    gguf, cards = gguf_support.build(session.gguf), catalogue.build()
-    return Parts(tab, loaded, choice, box, add, runtime, groups, need, here, gguf, cards)
+            with gr.Row(elem_classes="presets"):
+                reset = gr.Button("Reset to the usual settings", size="sm", elem_id="models-reset")
+    gguf, cards = gguf_support.build(session.gguf), [*starters, *catalogue.build()]
+    shown = runtime, groups, need, here, gguf, cards
+    return Parts(tab, loaded, choice, box, add, removing, reset, *shown)
 
 
-def listing() -> tuple[gr.Radio, gr.Textbox, gr.Button]:
-    """The models to choose from, and how to add more."""
+def listing() -> tuple[gr.Radio, Removing, gr.Textbox, gr.Button]:
+    """The models to choose from, how to take one away, and how to add more."""
     gr.HTML(
         "<h3>On this machine</h3><p>Add a GGUF file, a folder or a Hugging Face model "
         "(owner/name or owner/name:file.gguf). Folders are searched and remembered.</p>"
     )
     choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
-    return choice, *build_adding("models")
+    with gr.Row(elem_classes="tools"):
+        button = gr.Button("Remove", size="sm", min_width=40, elem_id="models-remove")
+    with gr.Column(visible=False, elem_classes="asking") as asking:
+        question = gr.HTML(elem_id="models-question", apply_default_css=False)
+        with gr.Row():
+            yes = gr.Button(
+                "Remove", size="sm", variant="stop", min_width=40, elem_id="models-remove-yes"
+            )
+            no = gr.Button("Keep", size="sm", min_width=40, elem_id="models-remove-no")
+    return choice, Removing(button, asking, question, yes, no), *build_adding("models")
 
 
 def controls(
@@ -112,22 +141,16 @@ def choices(name: str, value: object, usable: Sequence[str] | None = None) -> li
 
 
 class Handlers:
-    """What the tab's events do. `added` are models that were named here and not loaded yet."""
+    """What the tab's events do."""
 
     def __init__(self, session: Session, parts: Parts) -> None:
         self.session, self.models, self.parts = session, session.models, parts
-        self.added: list[str] = []
 
     # what is shown
 
     def candidates(self) -> dict[str, Candidate]:
         """All models to choose from, by source. Raises StorageError."""
-        found = {candidate.source: candidate for candidate in self.models.candidates()}
-        for source in self.added:
-            if source not in found:
-                size = size_of(source)
-                found[source] = Candidate(source, title_of(source), kind_of(source), size, False)
-        return found
+        return {candidate.source: candidate for candidate in self.models.candidates()}
 
     def screen(self, source: str | None, values: Sequence[object] = ()) -> Updates:
         """Everything that the tab shows, with that model chosen, or the loaded one if it is gone.
@@ -137,7 +160,9 @@ class Handlers:
         offered = self.candidates()
         chosen = next((s for s in (source, self.models.source) if s in offered), None)
         shown: Updates = {
-            self.parts.loaded: models_html.loaded(self.session.current.info, self.models.source),
+            self.parts.loaded: self.loaded(),
+            self.parts.remove.asking: gr.update(visible=False),
+            **self.starters(),
             self.parts.choice: gr.update(
                 choices=[models_html.choice(candidate) for candidate in offered.values()],
                 value=chosen,
@@ -146,6 +171,17 @@ class Handlers:
         if chosen and (chosen != source or not values):
             return {**shown, **self.settings(offered[chosen])}
         return {**shown, **self.needs(chosen, values)}
+
+    def loaded(self) -> str:
+        """The facts of the loaded model."""
+        faster = self.models.formats.faster if self.models.source in BOTH else None
+        words = faster.words if faster else ""
+        return models_html.loaded(self.session.current.info, self.models.source, words)
+
+    def starters(self) -> Updates:
+        """What is offered while the demonstration model is loaded."""
+        shown = gr.update(visible=self.models.demonstration)
+        return {card.box: shown for card in self.parts.cards if card.box is not None}
 
     def settings(self, candidate: Candidate) -> Updates:
         """The controls as a model runs, or as it ran last, and what it then needs."""
@@ -225,21 +261,36 @@ class Handlers:
             return self.screen(source)
         return {self.parts.need: gr.skip()}
 
-    def add(self, named: str, *values: object) -> Updates:
+    def add(self, named: str) -> Updates:
         """Offer the models of a folder, or one that is named; the first of them is chosen."""
         with told():
-            chosen = settled(named)
-            if not chosen:
-                raise ModelError("No model is named. Give a folder, a GGUF file or a hub id.")
-            if Path(chosen).is_dir():
-                self.models.scan(chosen)
-                chosen = self.models.found[chosen][0]
-            elif chosen not in self.candidates():
-                if self.models.loaders.present(chosen):
-                    self.models.need(chosen, self.read(values))
-                self.added.append(chosen)
-            return {self.parts.box: "", **self.screen(chosen)}
+            return {self.parts.box: "", **self.screen(self.models.add(named))}
         return {self.parts.box: gr.skip()}
+
+    def reset(self, source: str | None) -> Updates:
+        """Show the usual settings; they count once the model is loaded with them."""
+        with told():
+            candidate = self.candidates().get(source or "")
+            if candidate is None:
+                raise ModelError("No model is chosen. Choose one from the list first.")
+            return self.settings(replace(candidate, loaded=False, runtime=DEFAULT_RUNTIME))
+        return {self.parts.need: gr.skip()}
+
+    def ask(self, source: str | None) -> Updates:
+        """Say what removing the chosen model would do, and ask."""
+        removing = self.parts.remove
+        with told():
+            question = removal.plan(self.models, source or "").question
+            shown = gr.update(visible=True)
+            return {removing.question: f"<p>{escape(question)}</p>", removing.asking: shown}
+        return {removing.asking: gr.update(visible=False)}
+
+    def remove(self, source: str | None) -> Updates:
+        """Remove it."""
+        with told():
+            done = removal.remove(self.models, source or "").done
+            return {**self.screen(None), self.parts.place.status: fine(done)}
+        return {self.parts.remove.asking: gr.update(visible=False)}
 
     def load(self, source: str | None, *values: object) -> Iterator[Updates]:
         """Let the chosen model take the place of the loaded one."""
@@ -319,14 +370,22 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     places = [parts.place, *(card.place for card in parts.cards)]
     needs: list[Block] = [parts.need, *(card.facts for card in parts.cards)]
     needs += [card.place.buttons[0] for card in parts.cards]
+    removing = parts.remove
+    boxes = [card.box for card in parts.cards if card.box is not None]
     shown = [parts.loaded, parts.choice, *needs, *controls, *parts.groups.values()]
+    shown += [removing.asking, *boxes]
     own = [parts.place.stop, parts.place.status]
     parts.tab.select(on.refresh, inputs, [*shown, *own], **AT_ONCE)
     parts.choice.input(on.choose, parts.choice, shown, **AT_ONCE)
     edits = [control.input for control in controls]  # type: ignore[attr-defined]
     gr.on(edits, on.weigh, inputs, needs, trigger_mode="always_last", **AT_ONCE)
     added = [parts.add.click, parts.box.submit]
-    gr.on(added, on.add, [parts.box, *controls], [parts.box, *shown], **AT_ONCE)
+    gr.on(added, on.add, parts.box, [parts.box, *shown], **AT_ONCE)
+    parts.reset.click(on.reset, parts.choice, shown, **AT_ONCE)
+    asked = [removing.asking, removing.question]
+    removing.button.click(on.ask, parts.choice, asked, **AT_ONCE)
+    removing.no.click(lambda: gr.update(visible=False), None, removing.asking, **AT_ONCE)
+    removing.yes.click(on.remove, parts.choice, [*shown, parts.place.status], **AT_ONCE)
     buttons = [button for each in places for button in each.buttons]
 
     def loads(button: gr.Button, handler: Callable[..., object], place: Place) -> None:

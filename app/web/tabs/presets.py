@@ -185,7 +185,7 @@ class Handlers:
         first = self.presets.first(owner, models.source)
         what = f"the preset {first.name!r}" if first else "its makers' settings"
         name = self.session.current.info.name
-        return f"<small>A page that opens with {escape(name)} begins with {escape(what)}.</small>"
+        return f"<p>A page that opens with {escape(name)} begins with {escape(what)}.</p>"
 
     def applied(self, preset: StoredPreset) -> Updates:
         """The settings on the page as the preset has them."""
