@@ -168,10 +168,11 @@ def starter(entry: Entry, device: str = "cpu") -> str:
     source = f"https://huggingface.co/{format_of(target.source).repository(target.source)}"
     home = f'<a href="{escape(source)}" target="_blank" rel="noopener noreferrer">'
     return (
-        f"<h3>A real model: {escape(entry.name)}</h3><p>{escape(entry.description)}</p>"
+        f"<h3>A real model, one click away: {escape(entry.name)}</h3>"
+        f"<p>{escape(entry.description)}</p>"
         f'<p class="fine">{amount(target.bytes)} to download · {link}{escape(entry.licence)}</a> · '
         f"{amount(need.total)} of memory with {TABLE_CONTEXT:,} tokens of context · by "
-        f"{home}{escape(entry.maker)}</a></p>"
+        f"{escape(entry.maker)}, {home}on Hugging Face</a></p>"
     )
 
 

@@ -29,9 +29,10 @@ EVIL = "<img src=x onerror=alert(1)>{{constructor.constructor('alert(2)')()}}"
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    """A hub on this machine, with the files of a small model."""
+    """A hub on this machine, with the files of a small model, also in the place of a real one."""
     files = {path.name: path.read_bytes() for path in MID.iterdir()}
-    with serving(Hub({"someone/tiny": files})) as served:
+    real = {"Qwen3-0.6B-Q8_0.gguf": EMBEDDED.with_suffix(".gguf").read_bytes()}
+    with serving(Hub({"someone/tiny": files, "Qwen/Qwen3-0.6B-GGUF": real})) as served:
         yield served
 
 
@@ -115,9 +116,8 @@ def test_what_is_no_model_is_told_and_the_chat_goes_on(page: Page, tmp_path: Pat
     (broken / "model.safetensors").chmod(0o644)
     (broken / "model.safetensors").write_bytes(b"no weights")
     add(page, broken)
-    expect(page.locator("#models-need")).to_contain_text("It cannot be loaded like this")
-    page.click("#models-load")
-    expect(page.locator("#models-status")).to_contain_text("tiny-chat is loaded, as before")
+    expect(page.get_by_text("is no sound safetensors file")).to_be_visible()
+    expect(page.locator("#models-choice")).not_to_contain_text("broken")
     expect(page.locator("#header .model")).to_have_text("tiny-chat")
     assert chat(page, "Are you still there?")
 
@@ -131,11 +131,14 @@ def test_what_is_needed_follows_the_settings(page: Page) -> None:
     expect(page.locator("#models-need")).to_contain_text("from 64 to")
 
 
-def test_a_model_of_the_hub_is_downloaded_and_runs(page: Page, hub: Hub) -> None:
-    hub.status = 503
+def test_a_model_of_the_hub_is_downloaded_runs_and_is_removed(page: Page, hub: Hub) -> None:
+    add(page, "someone/gone")
+    expect(page.get_by_text("the hub has no such repository")).to_be_visible()
+    expect(page.locator("#models-choice")).not_to_contain_text("gone")
     add(page, "someone/tiny")
-    expect(page.locator("#models-choice label.selected")).to_contain_text("to be downloaded")
+    expect(page.locator("#models-choice label.selected")).to_contain_text("MiB to download")
     expect(page.locator("#models-need")).to_contain_text("Loading it downloads it")
+    hub.status = 503
     page.click("#models-load")
     expect(page.get_by_text("could not be downloaded")).to_be_visible()
     expect(page.locator("#models-status")).to_contain_text("tiny-chat is loaded, as before")
@@ -146,6 +149,42 @@ def test_a_model_of_the_hub_is_downloaded_and_runs(page: Page, hub: Hub) -> None
     expect(page.locator("#models-loaded")).to_contain_text("someone/tiny")
     expect(page.locator("#header .model")).to_have_text("someone/tiny")
     assert chat(page, "Tell me a short story about a boat.")
+    page.click("#models-remove")
+    expect(page.get_by_text("tiny is loaded. Load another model")).to_be_visible()
+    load(page, "tiny-chat · transformers", "tiny-chat is loaded")
+    page.locator("#models-choice label", has_text="tiny · transformers").click()
+    expect(page.locator("#models-need")).to_contain_text("someone/tiny")
+    page.click("#models-remove")
+    expect(page.locator("#models-question")).to_contain_text("Delete tiny from the disk?")
+    page.click("#models-remove-no")
+    expect(page.locator("#models-question")).to_be_hidden()
+    page.click("#models-remove")
+    page.click("#models-remove-yes")
+    expect(page.locator("#models-status")).to_contain_text("are free again")
+    expect(page.locator("#models-choice label", has_text="tiny · transformers")).to_have_count(0)
+
+
+@pytest.mark.gguf
+def test_a_real_model_is_one_click_away(page: Page, hub: Hub) -> None:
+    """On the first screen; its download goes on where it broke off."""
+    open_tab(page, "Chat")
+    page.click("#new")
+    expect(page.locator("#starter")).to_contain_text("Qwen3 0.6B")
+    expect(page.locator("#starter")).to_contain_text("Apache-2.0")
+    hub.sends.clear()
+    page.click("#starter-load")
+    expect(page.locator("#starter-status")).to_contain_text("Downloading Qwen3-0.6B-Q8_0")
+    page.click("#starter-stop")
+    hub.sends.set()
+    expect(page.locator("#starter-status")).to_contain_text("stopped")
+    hub.breaks_after = 15_000_000
+    page.click("#starter-load")
+    expect(page.locator("#header .model")).to_have_text("Qwen3-0.6B-Q8_0")
+    expect(page.locator("#starter")).to_be_hidden()
+    assert "bytes=" in hub.fetched("Qwen3-0.6B-Q8_0.gguf")[-1], "what was there stayed"
+    hub.breaks_after = None
+    assert chat(page, "Tell me a short story about a boat.")
+    expect(page.locator("#starter-models")).to_be_hidden()
 
 
 @pytest.mark.gguf

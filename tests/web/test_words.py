@@ -18,7 +18,8 @@ from storage.database import Database
 from storage.digests import NOTHING
 from tests.web.test_tabs import made
 
-ASIDE = re.compile(r"\([^)]*\)|title=\"[^\"]*\"|(?:class|id|target|href)=\"[^\"]*\"|<svg.*?</svg>", re.DOTALL)
+ATTRIBUTE = r'(?:title|class|id|target|href)="[^"]*"'
+ASIDE = re.compile(rf"\([^)]*\)|{ATTRIBUTE}|<svg.*?</svg>", re.DOTALL)
 PAPERS = re.compile(
     r"\b(tiers?|forwards?|target|hierarchical|harvest|evidence|hands? up|logits)\b", re.IGNORECASE
 )

@@ -30,7 +30,7 @@ USES = {
 }
 KEEPS = {"save": "Save as new", "rename": "Rename", "export": "Export mine"}
 FIRSTS = {
-    "begin": "Begin with the chosen",
+    "begin": "Begin with it",
     "begin-plain": "Begin with none",
     "makers": "Reset settings",
 }
@@ -123,8 +123,8 @@ def build() -> Parts:
                 )
         with gr.Column(elem_classes="card"):
             gr.HTML(
-                "<h3>First</h3><p>Each model can begin with a preset of its own. Without one it "
-                "begins with what its makers recommend.</p>"
+                "<h3>At the start</h3><p>Each model can begin with a preset of its own. Without "
+                "one it begins with what its makers recommend.</p>"
             )
             first = gr.HTML(elem_id="preset-first", apply_default_css=False)
             with gr.Row(elem_classes="presets"):

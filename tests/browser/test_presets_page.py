@@ -1,0 +1,71 @@
+"""Presets as people meet them: saved in Settings, chosen beside New conversation."""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.pages import (
+    answer,
+    finished,
+    open_tab,
+    send,
+    set_number,
+    settings,
+    until,
+    visit,
+)
+
+pytestmark = pytest.mark.browser
+EVIL = "<img src=x onerror=alert(1)>{{7*7}}"
+
+
+def choose(page: Page, where: str, name: str) -> None:
+    """Choose from a list."""
+    page.locator(f"{where} input").click()
+    page.get_by_role("option", name=name, exact=True).click()
+
+
+def test_a_conversation_starts_from_a_preset(page: Page, address: str, data: Path) -> None:
+    set_number(page, "Max tokens", 12)
+    open_tab(page, "Settings")
+    page.get_by_label("System prompt").fill("Speak of the sea.")
+    page.fill("#preset-name textarea, #preset-name input", EVIL)
+    page.click("#preset-save")
+    expect(page.locator("#preset input")).to_have_value(EVIL)
+    choose(page, "#preset", "Storyteller")
+    page.click("#preset-use")
+    expect(page.get_by_label("System prompt")).to_have_value(re.compile("^Tell stories"))
+    expect(page.get_by_label("Max tokens", exact=True)).to_have_value("1024")
+    open_tab(page, "Chat")
+    choose(page, "#start-from", EVIL)
+    page.click("#new")
+    open_tab(page, "Settings")
+    expect(page.get_by_label("System prompt")).to_have_value("Speak of the sea.")
+    expect(page.get_by_label("Max tokens", exact=True)).to_have_value("12")
+    open_tab(page, "Chat")
+    send(page, "Tell me a short story about a boat.")
+    finished(page)
+    assert answer(page)
+    assert settings(data / "strata.db")["generation"]["max_tokens"] == 12
+    assert page.locator("img[src='x']").count() == 0
+    open_tab(page, "Settings")
+    choose(page, "#preset", EVIL)
+    page.click("#preset-begin")
+    expect(page.locator("#preset-first")).to_contain_text(EVIL)
+    page.click("#preset-delete")
+    expect(page.locator("#preset-first")).to_contain_text("its makers' settings")
+    page.click("#preset-undo")
+    expect(page.locator("#preset-first")).to_contain_text(EVIL)
+    open_tab(page, "Chat")
+    page.click("#new")
+    until(page, lambda: page.locator("#conversations input:checked").count() == 0)
+    visit(page, address)
+    expect(page.locator("#start-from input")).to_have_value(EVIL)
+    open_tab(page, "Settings")
+    expect(page.get_by_label("System prompt")).to_have_value("Speak of the sea.")
+    page.click("#preset-makers")
+    expect(page.get_by_label("System prompt")).to_have_value("")
+    expect(page.get_by_label("Max tokens", exact=True)).to_have_value("256")
+    assert page.locator("img[src='x']").count() == 0
