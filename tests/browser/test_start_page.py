@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from app.service.formats import BOTH, WORDS, library
+from storage.database import Database
+from storage.speeds import SpeedStore
 from tests.conftest import EMBEDDED
 from tests.support.hub import Hub, serving
 from tests.support.pages import PATIENCE, answer, end, finished, load, open_tab, send, start
@@ -117,3 +120,22 @@ def test_an_idle_page_asks_for_no_frames(opened: Open) -> None:
     page.evaluate("() => { const draw = () => requestAnimationFrame(draw); draw() }")
     page.locator("#tokens").click()
     assert all(frames(page, 1) > 5 for _ in range(5)), "what draws goes on"
+
+
+@pytest.mark.gguf
+@pytest.mark.parametrize("faster", ["GGUF", "safetensors"])
+def test_the_demonstration_model_runs_in_the_format_that_is_faster_here(
+    opened: Open, tmp_path: Path, faster: str
+) -> None:
+    with Database(tmp_path / "data" / "strata.db") as database:
+        for source in BOTH:
+            speed = 300.0 if WORDS[source] == faster else 100.0
+            SpeedStore(database).save(source, library(source), speed)
+    page = opened("--model", "")
+    expect(page.locator("#header .facts")).to_contain_text("parameters")
+    open_tab(page, "Models")
+    words = f"{faster} is 3.0 times as fast here"
+    expect(page.locator("#models-loaded")).to_contain_text(words)
+    kind = "llama.cpp" if faster == "GGUF" else "transformers"
+    expect(page.locator("#models-choice label.selected")).to_contain_text(f"{kind} ·")
+    expect(page.locator("#models-choice label.selected")).to_contain_text("loaded")
