@@ -228,6 +228,18 @@ def test_a_page_that_opens_shows_the_loaded_model(handlers: models.Handlers, sho
     assert shown[parts.place.stop]["visible"] and "being loaded" in shown[parts.place.status]
 
 
+def test_what_there_is_is_shown_before_anything_is_weighed(
+    handlers: models.Handlers, session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first question to the libraries imports them, which takes seconds."""
+    for name in ("need", "free", "device"):
+        monkeypatch.setattr(session.engine, name, None)
+    shown = handlers.overview(None)
+    assert shop.source("one") in sources(shown, handlers)
+    assert "one" in str(shown[handlers.parts.loaded])
+    assert shown[handlers.parts.choice]["value"] == shop.source("one")
+
+
 def test_the_needs_follow_the_settings(handlers: models.Handlers, shop: Shop) -> None:
     def need(source: str | None, **changes: Any) -> str:
         return handlers.weigh(source, *values(**changes))[handlers.parts.need]

@@ -1,6 +1,6 @@
 """Models: the loaded one, those that can replace it, and the memory each needs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -158,19 +158,29 @@ class Handlers:
         Without `values` the controls show how it ran last.
         """
         offered = self.candidates()
-        chosen = next((s for s in (source, self.models.source) if s in offered), None)
-        shown: Updates = {
-            self.parts.loaded: self.loaded(),
-            self.parts.remove.asking: gr.update(visible=False),
-            **self.starters(),
-            self.parts.choice: gr.update(
-                choices=[models_html.choice(candidate) for candidate in offered.values()],
-                value=chosen,
-            ),
-        }
+        chosen, shown = self.listed(offered, source)
+        shown[self.parts.remove.asking] = gr.update(visible=False)
         if chosen and (chosen != source or not values):
             return {**shown, **self.settings(offered[chosen])}
         return {**shown, **self.needs(chosen, values)}
+
+    def listed(
+        self, offered: Mapping[str, Candidate], source: str | None
+    ) -> tuple[str | None, Updates]:
+        """Which of the models on offer is chosen, and what there is."""
+        chosen = next((s for s in (source, self.models.source) if s in offered), None)
+        choices = [models_html.choice(candidate) for candidate in offered.values()]
+        return chosen, {
+            self.parts.loaded: self.loaded(),
+            **self.starters(),
+            self.parts.choice: gr.update(choices=choices, value=chosen),
+        }
+
+    def overview(self, source: str | None) -> Updates:
+        """What there is, at once: what the chosen model needs may take a second to find out."""
+        with told():
+            return self.listed(self.candidates(), source)[1]
+        return {self.parts.loaded: gr.skip()}
 
     def loaded(self) -> str:
         """The facts of the loaded model."""
@@ -375,7 +385,9 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     shown = [parts.loaded, parts.choice, *needs, *controls, *parts.groups.values()]
     shown += [removing.asking, *boxes]
     own = [parts.place.stop, parts.place.status]
-    parts.tab.select(on.refresh, inputs, [*shown, *own], **AT_ONCE)
+    there = [parts.loaded, parts.choice, *boxes]
+    opened = parts.tab.select(on.overview, parts.choice, there, **AT_ONCE)
+    opened.then(on.refresh, inputs, [*shown, *own], **AT_ONCE)
     parts.choice.input(on.choose, parts.choice, shown, **AT_ONCE)
     edits = [control.input for control in controls]  # type: ignore[attr-defined]
     gr.on(edits, on.weigh, inputs, needs, trigger_mode="always_last", **AT_ONCE)
