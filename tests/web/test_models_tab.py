@@ -234,10 +234,10 @@ def test_what_there_is_is_shown_before_anything_is_weighed(
     """The first question to the libraries imports them, which takes seconds."""
     for name in ("need", "free", "device"):
         monkeypatch.setattr(session.engine, name, None)
-    shown = handlers.overview(None)
+    shown = handlers.overview()
     assert shop.source("one") in sources(shown, handlers)
     assert "one" in str(shown[handlers.parts.loaded])
-    assert shown[handlers.parts.choice]["value"] == shop.source("one")
+    assert "value" not in shown[handlers.parts.choice], "its settings come with the choice"
 
 
 def test_the_needs_follow_the_settings(handlers: models.Handlers, shop: Shop) -> None:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from html import escape
+from typing import Any
 
 import gradio as gr
 from gradio.blocks import Block
@@ -158,28 +159,27 @@ class Handlers:
         Without `values` the controls show how it ran last.
         """
         offered = self.candidates()
-        chosen, shown = self.listed(offered, source)
+        chosen = next((s for s in (source, self.models.source) if s in offered), None)
+        shown = self.listed(offered, chosen)
         shown[self.parts.remove.asking] = gr.update(visible=False)
         if chosen and (chosen != source or not values):
             return {**shown, **self.settings(offered[chosen])}
         return {**shown, **self.needs(chosen, values)}
 
-    def listed(
-        self, offered: Mapping[str, Candidate], source: str | None
-    ) -> tuple[str | None, Updates]:
-        """Which of the models on offer is chosen, and what there is."""
-        chosen = next((s for s in (source, self.models.source) if s in offered), None)
+    def listed(self, offered: Mapping[str, Candidate], *chosen: str | None) -> Updates:
+        """What there is, with the chosen one if that is given."""
         choices = [models_html.choice(candidate) for candidate in offered.values()]
-        return chosen, {
+        value: dict[str, Any] = {"value": chosen[0]} if chosen else {}
+        return {
             self.parts.loaded: self.loaded(),
             **self.starters(),
-            self.parts.choice: gr.update(choices=choices, value=chosen),
+            self.parts.choice: gr.update(choices=choices, **value),
         }
 
-    def overview(self, source: str | None) -> Updates:
+    def overview(self) -> Updates:
         """What there is, at once: what the chosen model needs may take a second to find out."""
         with told():
-            return self.listed(self.candidates(), source)[1]
+            return self.listed(self.candidates())
         return {self.parts.loaded: gr.skip()}
 
     def loaded(self) -> str:
@@ -386,7 +386,7 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     shown += [removing.asking, *boxes]
     own = [parts.place.stop, parts.place.status]
     there = [parts.loaded, parts.choice, *boxes]
-    opened = parts.tab.select(on.overview, parts.choice, there, **AT_ONCE)
+    opened = parts.tab.select(on.overview, None, there, **AT_ONCE)
     opened.then(on.refresh, inputs, [*shown, *own], **AT_ONCE)
     parts.choice.input(on.choose, parts.choice, shown, **AT_ONCE)
     edits = [control.input for control in controls]  # type: ignore[attr-defined]
