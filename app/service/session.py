@@ -23,8 +23,8 @@ from app.service.latest import Latest
 from app.service.learned import PastAnswersStore
 from app.service.models import Models
 from app.service.notices import Notices
-from app.service.programs import Programs
 from app.service.presets import Presets
+from app.service.programs import Programs
 from app.service.proofs import Proofs
 from app.service.race import Races
 from app.service.revival import Revival, end_hung
