@@ -24,6 +24,7 @@ from engine.hsd.trials import Trial
 from engine.loaded import NO_MODEL_INFO, Costs
 from engine.methods import METHODS, Method
 from engine.models.memory import Need
+from engine.prompt import Size
 from engine.queue import OWNER, Waiting
 from engine.runs import UNMEASURED, PlainSpeed
 from engine.settings import Drafting, Generation, Runtime, Sampling
@@ -286,6 +287,13 @@ class Engine(Protocol):
 
     def check(self, text: str) -> None:
         """Raise PromptError for a message that cannot be answered even alone."""
+
+    def measure(self, messages: Sequence[Message]) -> Size:
+        """How much of the context these messages take. It disturbs no answer and no cache, but it
+        takes time that an answer under way could use."""
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has."""
 
     def check_turn(self, owner: str) -> None:
         """Raise Busy unless another run of this owner may wait."""

@@ -58,13 +58,13 @@ from engine.loaded import NO_MODEL, Costs, Loaded, no_model
 from engine.methods import METHODS
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.prompt import no_room, splice
+from engine.prompt import Size, no_room, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
 from engine.text import TextStream, behind, resumed
-from engine.types import Document, Step
+from engine.types import Document, Message, Step
 
 Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
 """Opens the statistics for a tokenizer, None where there are none; tells what is damaged."""
@@ -574,6 +574,12 @@ class Local:
 
     def check(self, text: str) -> None:
         self.loaded.chat.check(text)
+
+    def measure(self, messages: Sequence[Message]) -> Size:
+        return self.loaded.chat.measure(messages)
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        return [self.loaded.chat.counted(text) for text in texts]
 
     def check_turn(self, owner: str) -> None:
         self.queue.check(owner)

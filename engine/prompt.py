@@ -9,6 +9,7 @@ an end token), and only the rest is tokenized: the second turn costs no more tha
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.backends.base import Backend, BackendInfo
@@ -19,6 +20,20 @@ BLOCKS = 4
 """What is left out of a long conversation at a time is this part of the room, or a little more."""
 MOST_COUNTS = 1 << 16
 """Pieces of text whose tokens are counted once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of a context a prompt takes: `tokens` of the `room` that the answer leaves.
+
+    `dropped` of the oldest messages would not be read. Where the last one alone is too long,
+    nothing `fits`.
+    """
+
+    tokens: int
+    room: int
+    dropped: int = 0
+    fits: bool = True
 
 
 class Chat:
@@ -61,20 +76,36 @@ class Chat:
         if 2 * byte_count(self.text(messages)) > self.backend.info.context_length:
             self.fit(messages)
 
+    @property
+    def room(self) -> int:
+        """Tokens that a prompt may have: a quarter of the context, at most 256 tokens, is the
+        answer's."""
+        context = self.backend.info.context_length
+        return context - min(context // 4, 256)
+
+    def measure(self, messages: Sequence[Message]) -> Size:
+        """What a prompt of these messages takes. It changes nothing that an answer goes on from,
+        and tokenizes only what was not counted before."""
+        tokens, room = (self.count(self.backend.render(messages)) if messages else 0), self.room
+        if tokens <= room:
+            return Size(tokens, room)
+        try:
+            return Size(tokens, room, self.fit(messages)[1])
+        except PromptError:
+            return Size(tokens, room, len(messages) - 1, fits=False)
+
     def fit(
         self, messages: Sequence[Message], begun: str = "", thinking: bool | None = None
     ) -> tuple[list[int], int]:
         """The prompt for the next answer, with what that has `begun` with, and how many of the
         oldest messages it leaves out.
 
-        It keeps a system prompt, and a quarter of the context (at most 256 tokens) free for the
-        answer. What is left out are whole exchanges, a block of them at a time. Where blocks end
-        follows from the beginning of the conversation, so the turns that follow are cut at the same
-        place and begin with tokens that the cache holds. Raises PromptError when the last message
-        alone is too long.
+        It keeps a system prompt, and `room`. What is left out are whole exchanges, a block of them
+        at a time. Where blocks end follows from the beginning of the conversation, so the turns
+        that follow are cut at the same place and begin with tokens that the cache holds. Raises
+        PromptError when the last message alone is too long.
         """
-        context = self.backend.info.context_length
-        room = context - min(context // 4, 256)
+        context, room = self.backend.info.context_length, self.room
         block = max(1, room // BLOCKS)
         head = [m for m in messages[:1] if m.role == "system"]
         rest = messages[len(head) :]

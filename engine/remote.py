@@ -16,10 +16,11 @@ from engine.hsd.trials import Trial
 from engine.loaded import NoModel
 from engine.models.memory import Need
 from engine.pipe import Process
+from engine.prompt import Size
 from engine.queue import Waiting
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import Document
+from engine.types import Document, Message
 
 
 class Remote:
@@ -92,6 +93,12 @@ class Remote:
 
     def check(self, text: str) -> None:
         self.process.call("check", text)
+
+    def measure(self, messages: Sequence[Message]) -> Size:
+        return cast("Size", self.process.call("measure", messages))
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        return cast("list[int]", self.process.call("counts", texts))
 
     def check_turn(self, owner: str) -> None:
         self.process.call("check_turn", owner)

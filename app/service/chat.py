@@ -8,6 +8,7 @@ what is deleted can be brought back for an hour.
 from collections.abc import Callable
 from contextlib import suppress
 
+from app.service.attachments import said
 from app.service.continuing import Begun, begun
 from app.service.history import History
 from app.service.revival import Revival
@@ -89,7 +90,7 @@ class Chat:
         if conversation_id is None:
             conversation_id = store.create().id
         if store.last(conversation_id) is None and store.get(conversation_id).title == UNTITLED:
-            store.rename(conversation_id, title_of(text) or UNTITLED)
+            store.rename(conversation_id, title_of(said(text)) or UNTITLED)
         message = store.append(conversation_id, "user", text)
         self.tasks.ask(owner, conversation_id, Wanted(message.id))
         return conversation_id

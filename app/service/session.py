@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from app.service.answering import Answering
+from app.service.attachments import Attachments
 from app.service.background import Background
 from app.service.chat import Chat
 from app.service.costs import Costs
@@ -16,6 +17,7 @@ from app.service.current import Current
 from app.service.downloads import Downloads
 from app.service.draft_models import Stacks
 from app.service.entries import Entries
+from app.service.gauge import Gauge
 from app.service.generation import Generations
 from app.service.gguf_support import GgufSupport
 from app.service.history import History
@@ -85,6 +87,8 @@ class Session:
         self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
         self.titles = Titles(engine, self.tasks, self.chat.conversations, self.stores)
         self.downloads = Downloads()
+        self.attachments = Attachments()
+        self.gauge = Gauge(engine, self.chat, self.tasks)
         self.answering = Answering(
             engine,
             self.tasks,

@@ -154,6 +154,12 @@ class Tasks:
             tasks = [self.asked.get((owner, about)), *self.known.get((owner, about), ())]
         return next((task.wanted for task in tasks if task and task.wanted), None)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody's task waits or is under way."""
+        with self.lock:
+            return not self.known
+
     def busy(self, owner: str, about: str) -> bool:
         """Whether there is a task that waits or is under way."""
         with self.lock:

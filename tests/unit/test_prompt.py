@@ -337,3 +337,39 @@ def test_a_long_system_prompt_and_a_short_message() -> None:
     messages = [Message("system", "s" * 80), user("a"), Message("assistant", "b"), user("c")]
     prompt, dropped = chat.fit(messages)
     assert (prompt, dropped) == (chat.prompt([messages[0], messages[-1]]), 2)
+
+
+def test_measuring_says_what_an_answer_would_read_and_changes_nothing() -> None:
+    backend = ToyBackend()
+    chat = Chat(backend)
+    turns = [user("first " * 20), Message("assistant", "yes " * 20), user("second " * 20)]
+    say(chat, turns[:1])
+    before = [*chat.tokens], [*backend.cache]
+    small = chat.measure(turns)
+    assert (small.tokens, small.dropped, small.fits) == (len(chat.prompt(turns, ())), 0, True)
+    assert small.room == chat.room < backend.info.context_length
+    many = turns[:2] * 40 + turns[2:]
+    large = chat.measure(many)
+    assert large.tokens > large.room and large.fits
+    assert large.dropped == chat.fit(many)[1] > 0
+    long = chat.measure([*turns[:2], user("word " * 5000)])
+    assert (long.dropped, long.fits) == (2, False)
+    assert chat.measure([]).tokens == 0
+    assert (chat.tokens, backend.cache) == before
+
+
+def test_measuring_tokenizes_only_what_is_new() -> None:
+    class Counting(ToyBackend):
+        read = 0
+
+        def tokenize(self, text: str) -> list[int]:
+            self.read += len(text)
+            return super().tokenize(text)
+
+    backend = Counting()
+    chat = Chat(backend)
+    turns = [user("first " * 20), Message("assistant", "yes " * 20)]
+    chat.measure([*turns, user("a")])
+    backend.read = 0
+    chat.measure([*turns, user("ab")])
+    assert backend.read < 40
