@@ -14,9 +14,8 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import stream
 from app.web.metrics_panel import panel, panel_values
-from app.web.tabs import messages, race
+from app.web.tabs import composer, messages, race
 from app.web.tabs.chat_view import Parts, ended, ending, shown, stored, viewed, working
-from app.web.tabs.composer import composer
 from app.web.tabs.settings import Controls
 from app.web.tabs.welcome import welcome
 from app.web.token_view import token_view
@@ -37,11 +36,22 @@ def build(session: Session) -> Parts:
             contest = race.build()
         tokens = token_view(chat=True, elem_id="tokens", elem_classes="transcript")
         proof = gr.HTML(elem_id="proof", apply_default_css=False)
-        box, send, stop = composer(session.current.info.name)
+        written = composer.composer(session.current.info.name)
     with gr.Column(scale=3, min_width=300, elem_classes="live"):
         figures = panel(elem_id="figures")
-    editing = gr.State(None)
-    return Parts(tokens, empty, examples, box, send, stop, proof, figures, editing, contest)
+    return Parts(
+        tokens,
+        empty,
+        examples,
+        written.box,
+        written.send,
+        written.stop,
+        proof,
+        figures,
+        gr.State(None),
+        contest,
+        written,
+    )
 
 
 class Handlers:
@@ -73,18 +83,24 @@ class Handlers:
 
     def say(
         self,
+        data: gr.EventData,
         request: gr.Request,
-        text: str,
         conversation: str | None,
         editing: str | None,
         memory: Memory,
         *values: object,
     ) -> Updates:
-        """Store what was said, or said differently, and begin to answer it."""
-        owner = owner_of(self.session, memory, request)
+        """Store what was said, or said differently, and begin to answer it. The page is told
+        whether it was taken; if not, it stays where it was written."""
+        owner, asked = owner_of(self.session, memory, request), composer.Asked(data)
+        sent = self.parts.written.channels["sent"]
+        refused: Updates = {sent: {"number": asked.number, "ok": False}}
+        if not asked.about(conversation):
+            return refused
         try:
             system, preferences = self.ready(values)
             self.alone(owner, conversation)
+            text = self.session.attachments.message(owner, asked.files, asked.text("text"))
             store = self.session.chat.conversations(owner)
             if conversation is not None and editing is not None:
                 self.session.chat.edit(owner, conversation, editing, text)
@@ -97,13 +113,14 @@ class Handlers:
             begun = self.begin(request, owner, conversation, preferences)
         except StrataError as error:
             warn(str(error))
-            return self.nothing
+            return refused
+        self.session.attachments.drop(owner, asked.files)
         return {
             **begun,
+            sent: {"number": asked.number, "ok": True},
             self.current: conversation,
             # At once: a page that is reloaded opens it again.
             self.memory: {**(memory or {}), "conversation": conversation},
-            self.parts.box: "",
             self.parts.editing: None,
         }
 
@@ -215,15 +232,14 @@ def wire(
     """Connect composer, actions and views. `refresh` redraws the conversation list."""
     screen = stored(parts)
     on = Handlers(session, parts, controls, current, memory)
-    said = [*screen, current, memory, parts.box, parts.proof, parts.editing]
+    said = [*screen, current, memory, parts.proof, parts.editing]
     spoken = [current, parts.editing, memory, *controls.inputs]
-    sends = [
-        gr.on([parts.box.submit, parts.send.click], on.say, [parts.box, *spoken], said, **AT_ONCE)
-    ]
-    sends += [b.click(on.say, [b, *spoken], said, **AT_ONCE) for b in parts.examples]
-    for event in sends:
-        event.then(*refresh, **AT_ONCE)
+    writer, sent = parts.written.writer, parts.written.channels["sent"]
+    said.append(sent)
+    event = writer.say(on.say, spoken, said, trigger_mode="multiple", **AT_ONCE)
+    event.then(*refresh, **AT_ONCE)
     here = [current, memory]
+    composer.wire(session, parts.written, current, parts.editing, memory, controls.system)
     parts.stop.click(on.stop, here, None, **AT_ONCE)
     messages.wire(messages.Actions(on), here, said, refresh)
     wire_stream(on, here, refresh)

@@ -20,6 +20,7 @@ from app.service.session import Session
 from app.web import render
 from app.web.metrics_panel import panel_values
 from app.web.remarks import remarks
+from app.web.tabs.composer import Composer
 from app.web.wiring import Updates
 from engine.compare import Speedup
 from engine.errors import StorageError
@@ -56,6 +57,7 @@ class Parts:
     figures: gr.HTML
     editing: gr.State
     race: gr.HTML
+    written: Composer
 
 
 def stored(parts: Parts) -> list[Block]:

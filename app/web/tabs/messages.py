@@ -52,7 +52,7 @@ class Actions:
             messages = store.messages(conversation, pieces=False) if conversation else ()
             for message in messages:
                 if message.id == wanted and message.role == "user":
-                    return {self.parts.box: message.content, self.parts.editing: message.id}
+                    return {self.parts.editing: message.id}
             raise PromptError(GONE)
         return {self.parts.editing: None}
 
@@ -154,7 +154,7 @@ def wire(on: Actions, here: Sequence[Block], said: Sequence[Block], refresh: Eve
     """Connect the buttons of messages. `here` is the open conversation and the memory, `said` what
     an answer that begins changes."""
     parts, tokens = on.parts, on.parts.tokens
-    tokens.rewrite(on.edit, here, [parts.box, parts.editing], **AT_ONCE)
+    tokens.rewrite(on.edit, here, parts.editing, **AT_ONCE)
     acting = tokens.act(on.act, [*here, *on.on.controls.inputs], said, **AT_ONCE)
     acting.then(*refresh, **AT_ONCE)
     proving = [*stored(parts), parts.proof, parts.figures]

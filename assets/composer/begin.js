@@ -1,0 +1,74 @@
+// What is connected once all parts are there.
+const opening = new MutationObserver(begin);
+let begun = false;
+
+// The server says which conversation is open, and which message of it is edited.
+function place({ conversation, editing, text, files: theirs }) {
+  const moved = conversation !== here.conversation;
+  const edits = editing !== here.editing;
+  const first = !begun;
+  const made = moved && born;
+  here.conversation = conversation;
+  here.editing = editing;
+  if (made) {
+    saveDraft(null, "");
+    saveWaits(null, []);
+    changedWaits();
+    if (!editing) keep();
+  } else if (moved) {
+    waits = savedWaits(conversation);
+    held = !busy();
+  }
+  if (moved) born = false;
+  part("editing").hidden = !editing;
+  if (editing && edits) {
+    files = theirs || [];
+    write(text || "");
+    drawFiles();
+    focusBox();
+  } else if (edits || (moved && !made)) {
+    const typed = first && area() && area().value;
+    if (typed) keep();
+    else showDraft();
+  }
+  begun = true;
+  drawWaits();
+  ask();
+}
+
+function begin() {
+  const row = document.querySelector(".composer");
+  if (!row || !area() || !("opened" in document.documentElement.dataset)) return;
+  opening.disconnect();
+  area().setAttribute("enterkeyhint", "send");
+  area().setAttribute("aria-label", "Message");
+  document.querySelector("#attach").setAttribute("aria-label", "Attach files");
+  document.querySelector("#attach").title = "Attach files: text, code, tables, PDF";
+  new MutationObserver(follow).observe(row, { childList: true, subtree: true, attributes: true });
+  follow();
+  if (begun) return;
+  begun = true;
+  if (!area().value) showDraft();
+  waits = savedWaits(here.conversation);
+  drawWaits();
+  if (area().value) ask();
+}
+
+document.addEventListener("input", (event) => {
+  if (event.target !== area()) return;
+  if (!ours) keep();
+  drawWaits();
+  ask();
+});
+document.addEventListener("click", (event) => {
+  const on = (selector) => event.target.closest(selector);
+  if (on("#send, #queue")) send();
+  else if (on("#attach")) input.click();
+  else if (on("#stop")) held = true;
+  else if (on(".examples button")) {
+    if (!busy() && !sending) say({ text: on("button").textContent.trim(), files: [] }, false);
+  } else if (on(".editing .cancel")) trigger("cancel", {});
+}, true);
+listen("place", place);
+opening.observe(document.documentElement, { attributes: true, childList: true, subtree: true });
+begin();

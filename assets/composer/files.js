@@ -1,0 +1,109 @@
+// Files that go with the message: chosen, dropped or pasted. The server reads them. What it cannot
+// read stays in the list with the reason until it is removed.
+const input = part("choose");
+const reading = new Map();
+let attached = 0;
+
+function sized(bytes) {
+  if (bytes < 1000) return bytes + " B";
+  return bytes < 1e6 ? (bytes / 1e3).toFixed(0) + " kB" : (bytes / 1e6).toFixed(1) + " MB";
+}
+
+function described(file) {
+  if (file.error) return file.error;
+  if (file.reading) return file.name + " · reading";
+  const tokens = file.tokens.toLocaleString("en-US") + (file.tokens === 1 ? " token" : " tokens");
+  return `${file.name} · ${sized(file.size)} · ${file.exact ? "" : "about "}${tokens}`;
+}
+
+function drawFiles() {
+  part("files").hidden = !files.length;
+  part("files").replaceChildren(...files.map((file) => {
+    const line = node("li", file.error ? "file bad" : "file");
+    const away = node("button", "away", "×");
+    line.append(node("span", "words", described(file)), away);
+    if (file.error) line.setAttribute("role", "alert");
+    away.setAttribute("aria-label", "Remove " + file.name);
+    away.addEventListener("click", () => {
+      files = files.filter((other) => other !== file);
+      if (file.key) trigger("drop", { files: [file.key] });
+      keep();
+      drawFiles();
+      ask();
+      focusBox();
+    });
+    return line;
+  }));
+  drawWaits();
+}
+
+function replace(file, by) {
+  if (!files.includes(file)) return;
+  files = files.map((other) => (other === file ? by : other));
+  keep();
+  drawFiles();
+  ask();
+}
+
+async function attach(chosen) {
+  const added = [...chosen].map((file) => ({ name: file.name, reading: true, file }));
+  files = [...files, ...added];
+  drawFiles();
+  for (const each of added) {
+    const { file, name } = each;
+    const refused = (error) => replace(each, { name, error });
+    if (file.size > props.most) {
+      refused(`${name} has ${sized(file.size)}, and at most ${sized(props.most)} can be attached.`);
+      continue;
+    }
+    try {
+      const { path } = await upload(file);
+      attached += 1;
+      const read_ = new Promise((then) => { reading.set(attached, then); });
+      trigger("attach", { number: attached, name, path });
+      const found = await read_;
+      if (found.error) refused(found.error);
+      else replace(each, found.file);
+    } catch {
+      refused(`${name} did not arrive. Attach it again.`);
+    }
+  }
+}
+
+listen("attached", (found) => {
+  const then = reading.get(found.number);
+  reading.delete(found.number);
+  if (then) then(found);
+});
+
+input.addEventListener("change", () => {
+  attach(input.files);
+  input.value = "";
+});
+
+const holdsFiles = (data) => Boolean(data) && [...data.types].includes("Files");
+const inChat = (event) => event.target.closest && event.target.closest(".talk");
+
+document.addEventListener("paste", (event) => {
+  if (!inChat(event) || !event.clipboardData || !event.clipboardData.files.length) return;
+  event.preventDefault();
+  event.stopPropagation();
+  attach(event.clipboardData.files);
+}, true);
+
+document.addEventListener("dragover", (event) => {
+  const over = holdsFiles(event.dataTransfer) && Boolean(inChat(event));
+  document.documentElement.toggleAttribute("data-dropping", over);
+  if (over) event.preventDefault();
+});
+for (const end of ["dragleave", "dragend", "drop"]) {
+  document.addEventListener(end, (event) => {
+    if (end === "dragleave" && event.relatedTarget) return;
+    document.documentElement.removeAttribute("data-dropping");
+  });
+}
+document.addEventListener("drop", (event) => {
+  if (!holdsFiles(event.dataTransfer) || !inChat(event)) return;
+  event.preventDefault();
+  attach(event.dataTransfer.files);
+});

@@ -1,0 +1,64 @@
+// How full the context is. The server is asked when someone stops typing, one question at a time, and
+// never while an answer grows: then the last figures stay.
+const PAUSE_MS = 400;
+const PER_MS = 500; // characters that make the pause a millisecond longer
+const gauge = part("gauge");
+let asking = null;
+let later = 0;
+let stale = false;
+
+function ask() {
+  clearTimeout(later);
+  const length = area() ? area().value.length : 0;
+  later = setTimeout(measure, PAUSE_MS + length / PER_MS);
+}
+
+function measure() {
+  if (asking) {
+    stale = true;
+    return;
+  }
+  if (busy() || sending || !area()) return; // It is asked for when the answer has ended.
+  const message = written();
+  const nothing = !here.conversation && !message.text.trim() && !message.files.length;
+  if (nothing) {
+    drawGauge({ tokens: 0, room: 0 });
+    return;
+  }
+  number += 1;
+  asking = number;
+  trigger("measure", {
+    number, text: message.text, files: message.files.map((file) => file.key),
+    conversation: here.conversation, editing: here.editing,
+  });
+}
+
+function drawGauge({ tokens, room, context, dropped, fits }) {
+  const counted = (count) => count.toLocaleString("en-US");
+  const percent = room ? Math.min(100, Math.round((100 * tokens) / room)) : 0;
+  const words = room
+    ? `Context: ${counted(tokens)} of ${counted(room)} tokens. ${counted(context - room)} more are kept `
+      + "for the answer."
+    : "Context: empty";
+  gauge.firstElementChild.style.width = percent + "%";
+  gauge.dataset.fill = percent >= 100 ? "over" : percent >= 80 ? "near" : "";
+  gauge.setAttribute("aria-valuenow", percent);
+  gauge.setAttribute("aria-valuetext", words);
+  gauge.querySelector(".tip").textContent = words;
+  const drops = part("drops");
+  drops.hidden = !room || (fits && !dropped);
+  drops.textContent = drops.hidden ? "" : fits
+    ? `The context is full. The model will not read the ${dropped === 1
+      ? "oldest message" : counted(dropped) + " oldest messages"} of this conversation.`
+    : `This message is too long: ${counted(tokens)} tokens, where ${counted(room)} fit. Shorten it.`;
+}
+
+listen("filled", (found) => {
+  if (found.number !== asking) return;
+  asking = null;
+  if (found.room) drawGauge(found);
+  if (stale) {
+    stale = false;
+    ask();
+  }
+});

@@ -1,0 +1,121 @@
+// Sending. One message is on its way at a time. What is sent while an answer grows waits in a list
+// that everybody sees, and goes when that answer has ended by itself. After a stop it waits for a
+// click.
+const LATE_MS = 20000;
+let number = 0;
+let sending = null; // { number, message, waited }
+let waits = []; // { text, files }
+let held = true; // waiting messages are sent by a click alone
+let born = false; // the message that is on its way makes a conversation
+let answering = false;
+
+function written() {
+  return { text: area().value, files: files.filter((file) => file.key) };
+}
+
+function send() {
+  const message = written();
+  if (files.some((file) => file.reading)) return;
+  if (!busy() && !sending) {
+    say(message, false);
+    return;
+  }
+  if (!message.text.trim() && !message.files.length) return;
+  if (here.editing) {
+    // An edit cannot wait, as what it changes goes on changing. The server says so.
+    if (!sending) say(message, false);
+    return;
+  }
+  held = false;
+  waits.push(message);
+  files = [];
+  write("");
+  keep();
+  drawFiles();
+  changedWaits();
+}
+
+function say(message, waited) {
+  number += 1;
+  const mine = number;
+  sending = { number, message, waited };
+  held = false;
+  born = here.conversation === null;
+  setTimeout(() => answered({ number: mine, ok: false }), LATE_MS);
+  trigger("say", {
+    number, text: message.text, files: message.files.map((file) => file.key),
+    conversation: here.conversation,
+  });
+  drawWaits();
+}
+
+// The message was taken, or refused: then it stays where it was written.
+function answered({ number: which, ok }) {
+  if (!sending || sending.number !== which) return;
+  const { message, waited } = sending;
+  sending = null;
+  if (!ok) {
+    held = true;
+    born = false;
+  } else if (waited) {
+    waits = waits.filter((other) => other !== message);
+  } else {
+    const sent = new Set(message.files.map((file) => file.key));
+    files = files.filter((file) => !sent.has(file.key));
+    if (area().value === message.text) write("");
+    if (!here.editing) keep();
+    drawFiles();
+  }
+  changedWaits();
+}
+
+// An answer begins or ends, or another conversation is shown.
+function follow() {
+  const now = busy();
+  if (answering && !now) {
+    ask();
+    // The page may have left the conversation: then that is told first.
+    setTimeout(sendNext, 300);
+  }
+  answering = now;
+  drawWaits();
+}
+
+function sendNext() {
+  if (!held && !sending && !busy() && waits.length) say(waits[0], true);
+}
+
+function changedWaits() {
+  saveWaits(here.conversation, waits);
+  drawWaits();
+}
+
+function drawWaits() {
+  const list = part("waits");
+  const now = busy() || Boolean(sending);
+  part("waiting").hidden = !waits.length;
+  part("waiting").firstElementChild.textContent = now && !held
+    ? "Sent when the answer has ended:" : "Not sent yet:";
+  list.replaceChildren(...waits.map((message, at) => {
+    const names = message.files.map((file) => file.name).join(", ");
+    const words = [message.text.trim(), names].filter(Boolean).join(" · ");
+    const line = node("li", "wait");
+    const go = node("button", "go", "Send now");
+    const away = node("button", "away", "Remove");
+    line.append(node("span", "words", words));
+    go.hidden = now || at > 0;
+    go.addEventListener("click", () => say(message, true));
+    away.setAttribute("aria-label", "Remove: " + words.slice(0, 60));
+    away.addEventListener("click", () => {
+      waits = waits.filter((other) => other !== message);
+      changedWaits();
+      focusBox();
+    });
+    line.append(go, away);
+    return line;
+  }));
+  const text = area() ? area().value.trim() : "";
+  document.documentElement.toggleAttribute("data-queues", busy() && Boolean(text || files.length));
+}
+
+listen("sent", answered);
