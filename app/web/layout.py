@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.blocks import Block
 
 from app.service.session import Session
-from app.web import colors
+from app.web import colors, guide
 from app.web.gradio_timers import STOP_CLOCKS
 from app.web.stack_html import millions
 from app.web.tabs import (
@@ -52,6 +52,7 @@ STYLES = (
     "figures",
     "tabs",
     "why",
+    "guide",
     "small",
 )
 """The style sheets, in the order in which they are read: a later one has the last word."""
@@ -105,6 +106,8 @@ def theme() -> gr.themes.Base:
         block_title_text_weight="550",
         input_background_fill="#ffffff",
         input_background_fill_dark="#181d26",
+        input_placeholder_color="#667189",
+        input_placeholder_color_dark="#94a0b8",
         input_border_width="1px",
         input_border_color="#d5dae3",
         input_border_color_dark="#323947",
@@ -192,9 +195,9 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         current = gr.State(None)
         # Pages that open later begin with this too, so it says nothing that passes.
         name = brand(session.current.info.name)
-        head = gr.HTML(name, elem_id="header", apply_default_css=False)
-        theme_switch = gr.Button("Light / dark", size="sm", elem_id="theme")
-        leave = gr.Button("Log out", size="sm", elem_id="log-out", visible=password)
+        with gr.Row(elem_id="top"):
+            head = gr.HTML(name, elem_id="header", apply_default_css=False)
+            theme_switch, leave = guide.switches(password)
         drafts, choice, access, starters = None, None, None, list[catalogue.Card]()
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
@@ -219,6 +222,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             with gr.Tab("Settings"):
                 saved = presets.build()
                 controls = settings.build(session)
+        guide.guide()
         refresh, opening = conversations.wire(session, shelf, talk, controls, current, memory)
         chat.wire(session, talk, controls, current, memory, refresh)
         compare.wire(session, pair, controls, memory)

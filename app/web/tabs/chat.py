@@ -12,7 +12,7 @@ from gradio.blocks import Block
 from app.service.generation import Answer
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web import stream
+from app.web import guide, stream
 from app.web.metrics_panel import panel, panel_values
 from app.web.tabs import composer, messages, race
 from app.web.tabs.chat_view import Parts, ended, ending, shown, stored, viewed, working
@@ -38,6 +38,7 @@ def build(session: Session) -> Parts:
         proof = gr.HTML(elem_id="proof", apply_default_css=False)
         written = composer.composer(session.current.info.name)
     with gr.Column(scale=3, min_width=300, elem_classes="live"):
+        guide.bar()
         figures = panel(elem_id="figures")
     return Parts(
         tokens,
