@@ -4,7 +4,7 @@
 const root = document.documentElement;
 const MODE = "strata-mode";
 const SEEN = "strata-tour";
-const [sheet, offer, card, scrim] = ["dialog", ".offer", ".step", ".scrim"]
+const [sheet, card, scrim] = ["dialog", ".step", ".scrim"]
   .map((each) => element.querySelector(each));
 const narrow = window.matchMedia("(max-width: 760px)");
 const medium = window.matchMedia("(max-width: 1080px)");
@@ -174,9 +174,14 @@ function go(to) {
   card.querySelector(".next").focus();
 }
 
+// It is offered once, on the first screen.
+function offerTour(wanted) {
+  root.toggleAttribute("data-offers", wanted);
+  if (!wanted) remember(SEEN, "seen");
+}
+
 function startTour() {
-  offer.hidden = true;
-  remember(SEEN, "seen");
+  offerTour(false);
   if (sheet.open) sheet.close();
   tabNamed("Chat").click();
   go(0);
@@ -197,11 +202,9 @@ document.addEventListener("click", (event) => {
   const on = (selector) => event.target.closest && event.target.closest(selector);
   if (on("#to-help")) openHelp();
   else if (on("#mode")) switchMode();
-  else if (on("#guide .to-tour")) startTour();
-  else if (on("#guide .no-tour")) {
-    offer.hidden = true;
-    remember(SEEN, "seen");
-  } else if (on("#guide .close")) sheet.close();
+  else if (on(".to-tour")) startTour();
+  else if (on(".no-tour")) offerTour(false);
+  else if (on("#guide .close")) sheet.close();
   else if (on("#guide .next")) go(at + 1);
   else if (on("#guide .skip")) endTour();
   else if (on("#bar .to-shelf")) openShelf(root.dataset.shelf !== "open");
@@ -241,7 +244,7 @@ function begin() {
   new MutationObserver(() => { widen(); nameTabs(); }).observe(
     tabs, { childList: true, subtree: true, attributes: true, attributeFilter: ["aria-controls"] },
   );
-  offer.hidden = Boolean(remembered(SEEN)) || root.dataset.mode === "simple";
+  if (!remembered(SEEN)) offerTour(true);
   return true;
 }
 

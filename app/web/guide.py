@@ -63,16 +63,20 @@ def keys() -> str:
     return f"<dl>{''.join(rows)}</dl>"
 
 
+OFFER = (
+    '<p class="offer">New here? <button type="button" class="to-tour">Take the tour</button> '
+    'It takes 20 seconds. <button type="button" class="no-tour">No, thanks</button></p>'
+)
+"""Offered once, on the first screen, below all else."""
+
+
 def template() -> str:
-    """The help sheet, the offer of a tour, and the card of its steps: hidden until asked for."""
+    """The help sheet, and the card of the tour's steps: hidden until asked for."""
     return (
         '<dialog class="sheet" id="help" aria-labelledby="help-title">'
         '<h2 id="help-title">Keyboard</h2>' + keys() + '<div class="ends">'
         '<button type="button" class="to-tour">Show the tour</button>'
         '<button type="button" class="close">Close</button></div></dialog>'
-        '<div class="offer" role="region" aria-label="Tour" hidden><span>New here? A tour takes '
-        '20 seconds.</span><button type="button" class="to-tour">Show me</button>'
-        '<button type="button" class="no-tour">No, thanks</button></div>'
         '<div class="step" role="dialog" aria-labelledby="step-title" aria-describedby="step-words"'
         ' tabindex="-1" hidden><h2 id="step-title"></h2><p id="step-words"></p><div class="ends">'
         '<small></small><button type="button" class="skip">Skip</button>'

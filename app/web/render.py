@@ -6,11 +6,14 @@ text nodes, also where they format an answer as Markdown.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from app.service import attachments
 from app.web.colors import INKS, ink, others
 from storage.conversations import Piece, StoredMessage
 
 Data = dict[str, object]
 """What the browser is sent: all that JSON can hold."""
+LONGEST = 20_000
+"""Characters of a file that the page shows of it; the model has read all."""
 Group = list[object]
 Said = Mapping[str, dict[str, object]]
 """What there is to say of runs, beside what they said."""
@@ -68,7 +71,13 @@ def turn(
     told = about(message, goes_on, said)
     if message.pieces:
         return {**told, "groups": groups(message.pieces, sources)}
-    return {**told, "text": message.content}
+    if message.role != "user":
+        return {**told, "text": message.content}
+    files, text = attachments.split(message.content)
+    if not files:
+        return {**told, "text": text}
+    shown = [{"name": f.name, "size": len(f.text), "text": f.text[:LONGEST]} for f in files]
+    return {**told, "text": text, "files": shown}
 
 
 def transcript(

@@ -21,6 +21,7 @@ CHAT = (
     "code",
     "patch",
     "thinking",
+    "attached",
     "formatted",
     "actions",
     "choices",

@@ -55,7 +55,7 @@ function drawFormatted(turn) {
 }
 
 function drawBody(turn) {
-  if (turn.role === "user") write(turn.box, turn.said);
+  if (turn.role === "user") drawSaid(turn);
   else if (raw && turn.run.texts.length) putTokens(turn);
   else if (turn.growing) drawFormatted(turn);
   else {

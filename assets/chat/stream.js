@@ -131,13 +131,14 @@ function tellFirst() {
 // What a page's own events read: the line that says who comes first.
 const page = { line: "" };
 window.strata = page;
-const sends = "#send, .examples button, [data-act=again], [data-act=on]";
+const sends = "[data-act=again], [data-act=on]";
+document.addEventListener("strata:say", () => { sentAt = performance.now(); });
 document.addEventListener("pointerdown", (event) => {
   if (event.target.closest(sends)) sentAt = performance.now();
 }, true);
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey) return;
-  if (event.target.closest("#box, " + sends)) sentAt = performance.now();
+  if (event.target.closest(sends)) sentAt = performance.now();
 }, true);
 
 // Events that came by the queue: each of them in one update at least.

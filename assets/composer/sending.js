@@ -41,6 +41,7 @@ function say(message, waited) {
   sending = { number, message, waited };
   held = false;
   born = here.conversation === null;
+  document.dispatchEvent(new CustomEvent("strata:say"));
   setTimeout(() => answered({ number: mine, ok: false }), LATE_MS);
   trigger("say", {
     number, text: message.text, files: message.files.map((file) => file.key),

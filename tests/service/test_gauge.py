@@ -84,4 +84,5 @@ def test_a_conversation_is_named_after_its_words_and_not_after_its_files(session
     store = session.chat.conversations("me")
     assert store.get(first).title == "What does it say?"
     assert store.get(second).title == "report.md"
-    assert "long text" in session.chat.prompt("me", first)[-1].content
+    last = store.last(first)
+    assert last and "long text" in session.chat.prompt("me", first, last)[-1].content

@@ -2,6 +2,8 @@
 
 import gradio as gr
 
+from app.web import guide
+
 EXAMPLES = (
     "Tell me a short story about a boat and a storm.",
     "Tell a story about two friends, then tell it once more, more slowly.",
@@ -20,4 +22,5 @@ def welcome() -> tuple[gr.Column, list[gr.Button]]:
         )
         with gr.Row(elem_classes="examples"):
             examples = [gr.Button(text, size="sm") for text in EXAMPLES]
+        gr.HTML(guide.OFFER, apply_default_css=False)
     return empty, examples

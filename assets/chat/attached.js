@@ -1,0 +1,22 @@
+// What the user said: its files as lines that open, then its words.
+function drawSaid({ box, said, about }) {
+  const files = about.files || [];
+  if (!files.length) {
+    write(box, said);
+    return;
+  }
+  if (box.childElementCount) return; // A message never changes: an edit is another one.
+  box.replaceChildren(...files.map((file) => {
+    const line = document.createElement("details");
+    const name = document.createElement("summary");
+    const text = document.createElement("pre");
+    const more = file.size - file.text.length;
+    const counted = (count) => count.toLocaleString("en") + " characters";
+    line.className = "attached";
+    name.textContent = `${file.name} · ${counted(file.size)}`;
+    text.textContent = file.text + (more > 0 ? `\n… and ${counted(more)} more` : "");
+    text.tabIndex = 0;
+    line.append(name, text);
+    return line;
+  }), said);
+}
