@@ -200,6 +200,8 @@ function endTour() {
 
 document.addEventListener("click", (event) => {
   const on = (selector) => event.target.closest && event.target.closest(selector);
+  const tab = on("#tabs [role=tab]");
+  if (tab) tab.scrollIntoView({ block: "nearest", inline: "center" });
   if (on("#to-help")) openHelp();
   else if (on("#mode")) switchMode();
   else if (on(".to-tour")) startTour();

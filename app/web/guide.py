@@ -16,7 +16,7 @@ KEYS = (
     ("↑", "in an empty box: edit your last message"),
     ("Ctrl K", "find a conversation"),
     ("Ctrl Shift O", "begin a new conversation"),
-    ("↑ ↓", "in the list of conversations: go from one to the next; Enter opens, Delete asks"),
+    ("↑ ↓", "in the list of conversations: go from one to the next"),
     ("← →", "in an answer: go from word to word, to see where each came from"),
     ("?", "open this sheet"),
 )
@@ -106,7 +106,7 @@ def bar() -> gr.HTML:
     """Above the chat on a small screen and in simple mode: the way to the conversations, and to all
     of the figures."""
     return gr.HTML(
-        html_template='<div class="bar"><button type="button" class="to-shelf" '
+        html_template='<div class="ways"><button type="button" class="to-shelf" '
         'aria-expanded="false">Conversations</button><button type="button" class="to-figures" '
         'aria-expanded="false">Figures</button></div>',
         js_on_load=None,
