@@ -388,8 +388,7 @@ def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
     """The stored messages, and which answer to follow: what there is of it comes by its stream."""
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
-    values = [part.value for part in talking.controls.inputs]
-    begun = talking.say(REQUEST, "hello", None, None, {}, *values)
+    begun = asked(talking, "hello")
     conversation, tokens = begun[talking.current], talking.parts.tokens
     assert [turn["text"] for turn in begun[tokens]["turns"]] == ["hello"]
     answer = session.generations.find(OWNER, conversation)
@@ -409,7 +408,9 @@ def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
 
 def asked(on: chat.Handlers, text: str, conversation: str | None = None) -> dict[Any, Any]:
     """What a message changes on the page."""
-    return on.say(REQUEST, text, conversation, None, {}, *(p.value for p in on.controls.inputs))
+    data = gr.EventData(None, {"number": 1, "text": text, "conversation": conversation})
+    values = (part.value for part in on.controls.inputs)
+    return on.say(data, REQUEST, conversation, None, {}, *values)
 
 
 def over(on: chat.Handlers, answer: Answer, drawn: int) -> dict[Any, Any]:
