@@ -67,9 +67,9 @@ def sent(name: str, content: bytes) -> str:
     return str(folder / name)
 
 
-def say(on: chat.Handlers, conversation: str | None, **said: object) -> dict[Any, Any]:
+def say(on: chat.Handlers, shown: str | None, **said: object) -> dict[Any, Any]:
     values = (part.value for part in on.controls.inputs)
-    return on.say(data(number=7, **said), REQUEST, conversation, None, {}, *values)
+    return on.say(data(number=7, **said), REQUEST, shown, None, {}, *values)
 
 
 def test_a_file_is_read_counted_and_deleted(on: composer.Handlers) -> None:

@@ -471,12 +471,17 @@ def test_nothing_is_said_into_an_answer_that_grows(
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
     conversation = asked(talking, "hello")[talking.current]
-    assert talking.parts.box not in asked(talking, "too early", conversation), "it stays written"
+    refused = {talking.parts.written.channels["sent"]: {"number": 1, "ok": False}}
+    assert asked(talking, "too early", conversation) == refused, "it stays written"
     values = [part.value for part in talking.controls.inputs]
-    talking.retry(REQUEST, conversation, {}, *values)
-    edited = gr.EditData(None, {"index": 0, "value": "x", "previous_value": "hello"})
-    talking.rewrite(edited, REQUEST, conversation, {}, *values)
-    assert len(told) == 3 and all("still being answered" in words for words in told)
+    (said,) = session.chat.conversations(OWNER).messages(conversation)
+    acting = messages.Actions(talking)
+    for act in ("again", "on", "remove", "branch", "show"):
+        pressed = gr.EventData(None, {"act": act, "message": said.id})
+        acting.act(pressed, REQUEST, conversation, {}, *values)
+    data = gr.EventData(None, {"text": "differently", "conversation": conversation})
+    talking.say(data, REQUEST, conversation, said.id, {}, *values)
+    assert len(told) == 7 and all("still being answered" in words for words in told)
     assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
         "hello"
     ]
