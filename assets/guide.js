@@ -214,7 +214,7 @@ document.addEventListener("click", (event) => {
   else if (on("#bar .to-figures")) {
     root.dataset.figures = root.dataset.figures === "open" ? "line" : "open";
     tell();
-  } else if (on("#new, #conversations label, #conversations [data-open]")) openShelf(false);
+  } else if (on("#new, #conversations .open")) openShelf(false);
 });
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;

@@ -15,7 +15,7 @@ import pytest
 from app.service.generation import Answer
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web.tabs import chat, conversations, settings
+from app.web.tabs import chat, conversations, messages, settings
 from engine.engine import Request
 from engine.local import Local
 from engine.settings import Drafting
