@@ -163,14 +163,14 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/queue.py",
-        "before[run.owner], self.served.get(run.owner, 0)))",
-        "before[run.owner], 0))",
+        "before[run.owner], self.served.get(run.owner, 0)\n",
+        "before[run.owner], 0\n",
         "unit/queue",
     ),
     Mutation(
         "engine/queue.py",
-        "if run.urgent and self.running is not None:",
-        "if self.running is not None:",
+        "run.urgent or (self.running.patient and not run.patient)",
+        "True",
         "unit/queue",
     ),
     Mutation(
@@ -187,8 +187,9 @@ MUTATIONS = (
     ),
     Mutation(
         "storage/conversations.py",
-        '"UPDATE conversations SET updated = ? WHERE id = ? AND owner = ?"',
-        f'"UPDATE conversations SET updated = ? WHERE id = ? AND {ANY_OWNER}"',
+        '"WHERE conversation = conversations.id)) WHERE id = ? AND owner = ? RETURNING revision"',
+        f'"WHERE conversation = conversations.id)) WHERE id = ? AND {ANY_OWNER} "\n'
+        '            "RETURNING revision"',
         "unit/conversations",
     ),
     Mutation(
