@@ -108,6 +108,7 @@ function frame() {
     grows(live.turn, true);
   }
   show(live.turn);
+  dropFormer();
   stick();
   if (drawnAt >= legendAt + LEGEND_MS) {
     legendAt = drawnAt;

@@ -34,10 +34,19 @@ function grows(turn, growing) {
 }
 
 function drop(from) {
-  for (const turn of drawn.splice(from)) {
-    body.clear(turn);
-    turn.frame.remove();
-  }
+  drawn.splice(from).forEach(remove);
+}
+
+function remove(turn) {
+  body.clear(turn);
+  turn.frame.remove();
+}
+
+// An answer that is gone on with stays as it was until its stream has brought it again.
+let former = [];
+
+function dropFormer() {
+  former.splice(0).forEach(remove);
 }
 
 // Draw what is new of a turn.
@@ -49,7 +58,8 @@ function show(turn) {
 // The stored turns, of which the first `kept` are drawn here already, up to the one `after`. Another
 // conversation or another turn is looked at from its end. `adopt` is the answer that was drawn while
 // it grew, as it is stored now.
-function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null }) {
+function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null, stream = null }) {
+  dropFormer();
   if (adopt && live && live.turn && live.turn === drawn[drawn.length - 1]) {
     const { turn } = live;
     turn.key = adopt.key;
@@ -74,7 +84,10 @@ function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null 
     tell(there, turn);
     show(there);
   });
-  drop(kept + turns.length);
+  if (stream && stream.on && !(live && live.token === stream.token)) {
+    former = drawn.splice(kept + turns.length);
+    for (const turn of former) grows(turn, true);
+  } else drop(kept + turns.length);
   return true;
 }
 

@@ -87,7 +87,9 @@ def told_tokens(
     if adopted:
         value["adopt"] = render.about(messages[-1], goes_on, said)
     if answer is not None:
-        value["stream"] = {"token": answer.token}
+        wanted = answer.wanted
+        further = {"on": True} if wanted is not None and wanted.going_on else {}
+        value["stream"] = {"token": answer.token, **further}
     return value
 
 
