@@ -475,7 +475,8 @@ def test_nothing_is_said_into_an_answer_that_grows(
     assert asked(talking, "too early", conversation) == refused, "it stays written"
     values = [part.value for part in talking.controls.inputs]
     (said,) = session.chat.conversations(OWNER).messages(conversation)
-    acting = messages.Actions(talking)
+    own = talking.parts, talking.controls, talking.current, talking.memory
+    acting = messages.Actions(session, *own)
     for act in ("again", "on", "remove", "branch", "show"):
         pressed = gr.EventData(None, {"act": act, "message": said.id})
         acting.act(pressed, REQUEST, conversation, {}, *values)

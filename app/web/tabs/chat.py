@@ -10,17 +10,17 @@ import gradio as gr
 from gradio.blocks import Block
 
 from app.service.generation import Answer
-from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import guide, stream
 from app.web.metrics_panel import panel, panel_values
 from app.web.tabs import composer, messages, race
 from app.web.tabs.chat_view import Parts, ended, ending, shown, stored, viewed, working
 from app.web.tabs.settings import Controls
+from app.web.tabs.talking import Talk
 from app.web.tabs.welcome import welcome
 from app.web.token_view import token_view
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
-from engine.errors import Busy, StrataError
+from engine.errors import StrataError
 
 QUEUE_SECONDS = 0.1
 """How often a page is told by the queue, where its stream does not come through."""
@@ -55,32 +55,8 @@ def build(session: Session) -> Parts:
     )
 
 
-class Handlers:
+class Handlers(Talk):
     """What the tab's events do."""
-
-    def __init__(
-        self,
-        session: Session,
-        parts: Parts,
-        controls: Controls,
-        current: gr.State,
-        memory: gr.BrowserState,
-    ) -> None:
-        self.session, self.parts, self.controls = session, parts, controls
-        self.current, self.memory = current, memory
-        self.nothing: Updates = {parts.editing: gr.skip()}
-
-    def ready(self, values: Sequence[object]) -> tuple[str, Preferences]:
-        """System prompt and preferences; raises SettingError where they could not be followed,
-        before anything is stored or taken back for an answer that cannot come."""
-        system, preferences = self.controls.read(values)
-        self.session.stacks.check(preferences.chosen(), preferences.generation.sampling)
-        return system, preferences
-
-    def alone(self, owner: str, conversation: str | None) -> None:
-        """Raises Busy while an answer is under way, which would not know what is said meanwhile."""
-        if conversation and self.session.generations.find(owner, conversation):
-            raise Busy("The last message is still being answered. Wait for the end, or press Stop.")
 
     def say(
         self,
@@ -123,17 +99,6 @@ class Handlers:
             # At once: a page that is reloaded opens it again.
             self.memory: {**(memory or {}), "conversation": conversation},
             self.parts.editing: None,
-        }
-
-    def begin(
-        self, request: gr.Request, owner: str, conversation: str, preferences: Preferences
-    ) -> Updates:
-        """Begin an answer; what that changes on the page that asked for it."""
-        self.session.viewing[request.session_hash or ""] = conversation
-        self.session.generations.start(owner, conversation, preferences)
-        return {
-            **shown(self.session, self.parts, request, owner, conversation),
-            self.parts.proof: "",
         }
 
     def answer_of(
@@ -242,7 +207,8 @@ def wire(
     here = [current, memory]
     composer.wire(session, parts.written, current, parts.editing, memory, controls.system)
     parts.stop.click(on.stop, here, None, **AT_ONCE)
-    messages.wire(messages.Actions(on), here, said, refresh)
+    actions = messages.Actions(session, parts, controls, current, memory)
+    messages.wire(actions, here, said, refresh)
     wire_stream(on, here, refresh)
 
 

@@ -4,8 +4,7 @@ The page names an action and its message (assets/chat/actions.js). Every action 
 with the conversation as it is then.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
 import gradio as gr
 from gradio.blocks import Block
@@ -13,22 +12,21 @@ from gradio.blocks import Block
 from app.service.comparison import Proof
 from app.web.metrics_panel import panel_values
 from app.web.tabs.chat_view import shown, stored, working
+from app.web.tabs.talking import Talk
 from app.web.verdicts import proof_line, waiting_line
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told, warn
 from engine.errors import PromptError, StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
 
-if TYPE_CHECKING:
-    from app.web.tabs.chat import Handlers
-
 DELETED = "The message and what followed it are deleted."
 GONE = "There is no such message. It may be deleted: reload the page."
 
 
-def named(data: gr.EventData) -> Mapping[str, Any]:
-    """What a page sent along with an event."""
-    return data._data if isinstance(data._data, dict) else {}
+def named(data: gr.EventData) -> tuple[str, str]:
+    """The action and the message, or the deletion to undo, that a page sent along with an event."""
+    said = data._data if isinstance(data._data, dict) else {}
+    return str(said.get("act")), str(said.get("message"))
 
 
 def undo(token: str, words: str) -> dict[str, object]:
@@ -36,17 +34,14 @@ def undo(token: str, words: str) -> dict[str, object]:
     return {"undo": {"token": token, "words": words}}
 
 
-class Actions:
-    """What the events of single messages do. `on` is the chat that they belong to."""
-
-    def __init__(self, on: "Handlers") -> None:
-        self.on, self.session, self.parts = on, on.session, on.parts
+class Actions(Talk):
+    """What the events of single messages do."""
 
     def edit(
         self, data: gr.EventData, request: gr.Request, conversation: str | None, memory: Memory
     ) -> Updates:
         """Put a message into the composer; sending it then makes another version of it."""
-        owner, wanted = owner_of(self.session, memory, request), named(data).get("message")
+        owner, (_, wanted) = owner_of(self.session, memory, request), named(data)
         with told():
             store = self.session.chat.conversations(owner)
             messages = store.messages(conversation, pieces=False) if conversation else ()
@@ -65,16 +60,15 @@ class Actions:
         *values: object,
     ) -> Updates:
         """Do what a button of a message says."""
-        owner, said = owner_of(self.session, memory, request), named(data)
-        act, message = str(said.get("act")), str(said.get("message"))
+        owner, (act, message) = owner_of(self.session, memory, request), named(data)
         try:
-            self.on.alone(owner, conversation)
+            self.alone(owner, conversation)
             if act in ("again", "on"):
                 return self.answer(request, owner, conversation or "", act, message, values)
             return self.change(request, owner, conversation or "", act, message, memory)
         except StrataError as error:
             warn(str(error))
-            return self.on.nothing
+            return self.nothing
 
     def answer(
         self,
@@ -86,12 +80,12 @@ class Actions:
         values: Sequence[object],
     ) -> Updates:
         """Begin another answer beside this one, or go on with it."""
-        _, preferences = self.on.ready(values)
+        _, preferences = self.ready(values)
         if act == "again":
             self.session.chat.again(owner, conversation, message)
         else:
             self.session.chat.go_on(owner, conversation)
-        return self.on.begin(request, owner, conversation, preferences)
+        return self.begin(request, owner, conversation, preferences)
 
     def change(
         self,
@@ -121,8 +115,8 @@ class Actions:
             self.parts.tokens: {**value, **offer},
             self.parts.proof: "",
             self.parts.editing: None,
-            self.on.current: conversation,
-            self.on.memory: {**(memory or {}), "conversation": conversation},
+            self.current: conversation,
+            self.memory: {**(memory or {}), "conversation": conversation},
         }
 
     def prove(
@@ -155,7 +149,7 @@ def wire(on: Actions, here: Sequence[Block], said: Sequence[Block], refresh: Eve
     an answer that begins changes."""
     parts, tokens = on.parts, on.parts.tokens
     tokens.rewrite(on.edit, here, parts.editing, **AT_ONCE)
-    acting = tokens.act(on.act, [*here, *on.on.controls.inputs], said, **AT_ONCE)
+    acting = tokens.act(on.act, [*here, *on.controls.inputs], said, **AT_ONCE)
     acting.then(*refresh, **AT_ONCE)
     proving = [*stored(parts), parts.proof, parts.figures]
     tokens.prove(on.prove, here, proving, **AT_ONCE)
