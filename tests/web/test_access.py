@@ -164,6 +164,7 @@ DATA = (
     "/gradio_api/heartbeat/abc",
     "/gradio_api/app_id",
     "/stream/a-B_9",
+    "/revision/a-B_9",
 )
 POSTS = ("/gradio_api/queue/join", "/gradio_api/upload", "/login", "/logout")
 """The last one is answered here; the app sees the others."""
@@ -183,7 +184,9 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-@pytest.mark.parametrize("path", ["/", "/theme.css", "/assets/index.js", *DATA, *POSTS])
+@pytest.mark.parametrize(
+    "path", ["/", "/theme.css", "/assets/a.js", "/vendor/0a/b.js", *DATA, *POSTS]
+)
 def test_other_origins_are_refused_on_every_route(path: str, headers: dict[str, str]) -> None:
     method = "POST" if path in POSTS else "GET"
     status, answered, _ = asked(path, {**headers, "content-length": "2"}, method)
