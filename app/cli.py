@@ -89,7 +89,7 @@ def serve_page(options: Options, folder: Path, database: "Database", session: "S
 
     os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
     skip_stubs()
-    from app.web import downloads, layout, revisions, server, stream, vendor
+    from app.web import downloads, layout, revisions, server, stream, token_view, vendor
 
     port = server.pick_port(options.host, options.port)
     blocks = layout.build(session, database.notices, options.password is not None)
@@ -97,6 +97,7 @@ def serve_page(options: Options, folder: Path, database: "Database", session: "S
         *stream.routes(session.generations),
         *revisions.routes(session),
         *downloads.routes(session.downloads),
+        *token_view.routes(),
         *vendor.routes(),
         *api_of(session, options).routes,
     ]

@@ -87,7 +87,7 @@ ROUTES = (
     route("GET", r"/favicon\.ico|/manifest\.json|/pwa_icon"),
     route("GET", r"/gradio_api/(?:queue/data|app_id|heartbeat/\w+|startup-events)", "empty"),
     route("GET", r"/(?:stream|revision|download)/[\w-]+", "empty"),
-    route("GET", r"/vendor/[\w./-]+"),
+    route("GET", r"/vendor/[\w./-]+|/chat/\w+\.js"),
     route("POST", r"/gradio_api/queue/join", "empty", 8 * MEGABYTE),
     route("POST", r"/gradio_api/upload", "empty", MAX_UPLOAD + MEGABYTE),
     route("POST", r"/log(?:in|out)", "empty", 8192),

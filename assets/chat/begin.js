@@ -1,2 +1,3 @@
 watch("value", draw);
 draw();
+list.dataset.ready = "";

@@ -87,6 +87,7 @@ def visit(page: Page, address: str) -> None:
 def settled(page: Page) -> None:
     """All that happens when a page opens has happened: it shows its model and its conversation."""
     expect(page.locator("html")).to_have_attribute("data-opened", "")
+    expect(page.locator("#tokens .turns")).to_have_attribute("data-ready", "")
     expect(page.locator("#header .facts")).to_contain_text("context")
 
 

@@ -1,5 +1,6 @@
 """What the page fetches beside its stream: libraries, and whether a conversation changed."""
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from app.service.session import Session
-from app.web import revisions, vendor
+from app.web import revisions, token_view, vendor
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
@@ -24,7 +25,8 @@ def session(db: Database, toy: ToyBackend) -> Session:
 
 @pytest.fixture
 def client(session: Session) -> Iterator[TestClient]:
-    app = Starlette(routes=[*vendor.routes(), *revisions.routes(session)])
+    own = [*vendor.routes(), *token_view.routes(), *revisions.routes(session)]
+    app = Starlette(routes=own)
     gate = SimpleNamespace(auth=None, tokens=set[str](), cookie_id="x")
     app.__dict__.update(gate.__dict__)
     with TestClient(app) as opened:
@@ -39,6 +41,16 @@ def test_libraries_are_served_as_they_are_and_kept_for_ever(client: TestClient) 
         assert "immutable" in got.headers["cache-control"]
     script = client.get(f"{vendor.prefix()}/katex/katex.min.js")
     assert "javascript" in script.headers["content-type"]
+
+
+def test_the_script_of_the_chat_is_fetched_once(client: TestClient) -> None:
+    got = client.get(token_view.address())
+    assert token_view.script(chat=True) in got.text and token_view.script() in got.text
+    assert "immutable" in got.headers["cache-control"]
+    assert client.get("/chat/0123456789abcdef.js").status_code == 404
+    for event in re.findall(r'trigger\(("\w+")', got.text):
+        assert event in token_view.loader(chat=True)
+    assert len(token_view.loader(chat=True)) < 1000, "the page does not bring it along"
 
 
 @pytest.mark.parametrize(

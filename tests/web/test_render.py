@@ -52,20 +52,20 @@ def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
 def test_templates_are_fixed_text() -> None:
     """Gradio runs what stands in a template as code, so nothing of the kind may stand there."""
     from app.web import metrics_panel
-    from app.web.token_view import CHAT_TEMPLATE, TEMPLATE, script, token_view
+    from app.web.token_view import CHAT_TEMPLATE, TEMPLATE, loader, script, token_view
 
     panel = (ASSETS / "panel.js").read_text()
-    for view, template, code in (
-        (token_view(), TEMPLATE, script()),
-        (token_view(chat=True), CHAT_TEMPLATE, script(chat=True)),
-        (metrics_panel.panel(), metrics_panel.template(), panel),
+    for view, template, code, loaded in (
+        (token_view(), TEMPLATE, script(), loader()),
+        (token_view(chat=True), CHAT_TEMPLATE, script(chat=True), loader(chat=True)),
+        (metrics_panel.panel(), metrics_panel.template(), panel, panel),
     ):
         assert "${" not in template and "{{" not in template and "`" not in template
         for risky in ("insertAdjacentHTML", "outerHTML", "document.write", "eval("):
             assert risky not in code
         # Highlighted code is read from a template, in which nothing runs and nothing is shown.
         assert code.count("innerHTML") == code.count("box.innerHTML = highlight.highlight(")
-        assert view.html_template == template and view.js_on_load == code
+        assert view.html_template == template and view.js_on_load == loaded
 
 
 def test_every_script_of_the_view_is_part_of_it() -> None:
