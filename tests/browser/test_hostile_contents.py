@@ -148,11 +148,13 @@ def test_titles_answers_and_names_run_and_fetch_nothing(page: Page) -> None:
 def test_imports_and_growing_answers_run_and_fetch_nothing(
     page: Page, canary: Canary, tmp_path: Path
 ) -> None:
-    said = [
+    said: list[dict[str, object]] = [
         {"role": role, "content": text}
         for text in [*PAYLOADS, *references(canary.address)]
         for role in ("user", "assistant")
     ]
+    for number, message in enumerate(said[1:]):
+        message["parent"] = number
     file = tmp_path / "import.json"
     entry = {"format": FORMAT, "version": VERSION, "title": PAYLOADS[13], "messages": said}
     file.write_text(json.dumps(entry))
