@@ -106,7 +106,7 @@ function drawVersions(box, turn) {
   };
   const where = document.createElement("span");
   where.textContent = `${at + 1} / ${ids.length}`;
-  where.setAttribute("aria-label", `Version ${at + 1} of ${ids.length}`);
+  where.title = `Version ${at + 1} of ${ids.length}`;
   box.replaceChildren(
     arrow("Version before", "before", at - 1), where, arrow("Version after", "after", at + 1),
   );
