@@ -98,7 +98,8 @@ class Started:
 
     Of an answer that goes on, `told` is the text of what was said of it as far as it is certain: no
     part of a character, nothing that may become a stop string. `dropped` older messages did not fit
-    the context. `calibration` holds the evidence weights before the run.
+    the context. `calibration` holds the evidence weights before the run. `thinks` says that the
+    prompt ends within thinking, which the chat template has begun.
     """
 
     info: BackendInfo
@@ -106,6 +107,7 @@ class Started:
     dropped: int
     calibration: tuple[CalibrationRow, ...]
     told: str = ""
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ from engine.loaded import NO_MODEL, Costs, Loaded, no_model
 from engine.methods import METHODS
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.prompt import Size, no_room, splice
+from engine.prompt import Size, ends_in_thinking, no_room, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.settings import Drafting, Runtime, Sampling
@@ -228,7 +228,8 @@ class Local:
         with self.sequences(request) as (target, drafts):
             drafters = self.drafters(request, conversation.databases, stream, target, drafts)
             curve = loaded.curve_of(method) if drafters else None
-            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, told)
+            thinks = ends_in_thinking(loaded.backend, prompt)
+            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, told, thinks)
             how = method.drafting, cancelled, curve, text, request.likeliest
             events = decode(target, known, drafters, generation, *how)
             try:

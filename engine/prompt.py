@@ -20,6 +20,8 @@ BLOCKS = 4
 """What is left out of a long conversation at a time is this part of the room, or a little more."""
 MOST_COUNTS = 1 << 16
 """Pieces of text whose tokens are counted once."""
+THINKING, THINKING_TOKENS = "<think>", 16
+"""What begins the thinking of a model, and in how many of a prompt's last tokens it is sought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +211,8 @@ def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:
 def byte_count(text: str) -> int:
     """Bytes of a text in UTF-8."""
     return len(text.encode("utf-8", "replace"))
+
+
+def ends_in_thinking(backend: Backend, prompt: Sequence[int]) -> bool:
+    """Whether an answer behind this prompt begins within thinking that the template has begun."""
+    return backend.detokenize(prompt[-THINKING_TOKENS:]).rstrip().endswith(THINKING)

@@ -75,6 +75,7 @@ class Growing:
                     told = event.told if self.request.said else None
                     plan = planned(event.info, method, generation)
                     self.recorder.begin(plan, event.prompt, told)
+                    self.recorder.thinks = event.thinks
                 elif isinstance(event, Waiting):
                     yield event
                 elif not self.stores.save(event, self.kept):

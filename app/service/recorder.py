@@ -66,6 +66,8 @@ class Recorder:
         self.part: Part | None = None
         self.prompt: tuple[int, ...] = ()
         self.told: str | None = None
+        self.thinks = False
+        """Whether it begins within thinking that the chat template has begun."""
         self.finish: str | None = None
         self.stored = len(run.steps)
         self.opened = begun is None

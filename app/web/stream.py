@@ -98,8 +98,10 @@ class Teller:
         return panel_values(update.metrics, fresh)
 
     def legend(self) -> News:
-        """What the sources' numbers mean."""
-        return News("sources", render.legend(self.sources), self.sent)
+        """What the sources' numbers mean; whether the answer begins within thinking."""
+        update, said = self.answer.update, render.legend(self.sources)
+        thinks = {"thinking": True} if update is not None and update.recorder.thinks else {}
+        return News("sources", {**said, **thinks}, self.sent)
 
 
 async def tell(answer: Answer, start: int) -> AsyncGenerator[list[News], None]:

@@ -76,6 +76,7 @@ function hear(mine, kind, data, at) {
     else giveUp(mine);
   } else if (kind === "sources") {
     mine.sources = data.sources;
+    mine.thinking = mine.thinking || data.thinking;
     learn(data.names);
   } else if (kind === "figures") {
     document.dispatchEvent(new CustomEvent("strata:figures", { detail: data }));
@@ -106,6 +107,7 @@ function frame() {
   if (!live.turn) {
     live.turn = begin("live:" + live.token, "assistant", live.run);
     grows(live.turn, true);
+    tell(live.turn, { thinking: live.thinking });
   }
   show(live.turn);
   dropFormer();

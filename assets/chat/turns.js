@@ -91,7 +91,8 @@ function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null,
   return true;
 }
 
+// What is known of a turn. That its template has begun its thinking is known while it grows.
 function tell(turn, about) {
-  turn.about = about;
+  turn.about = { thinking: turn.about.thinking, ...about };
   turn.run.id = about.run || "";
 }

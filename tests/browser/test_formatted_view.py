@@ -196,14 +196,18 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
 
 def test_thinking_is_seen_while_it_goes_on(page: Page) -> None:
     draw(page)
-    grow = """(text) => {
+    grow = """([text, begun]) => {
       const run = view.newRun();
       view.take(run, [[0, 0, 0, text.match(/.{1,4}/gs), text.match(/.{1,4}/gs)]], 0, ["context"]);
       const turn = view.begin("growing", "assistant", run);
       view.grows(turn, true);
+      view.tell(turn, { thinking: begun });
       view.show(turn);
     }"""
-    page.evaluate(grow, "<think>\nThis takes some time")
+    page.evaluate(grow, ["The template began it", True])
+    expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
+    page.evaluate("view.drawn().pop().frame.remove()")
+    page.evaluate(grow, ["<think>\nThis takes some time", False])
     expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
     thought(page).locator("summary").click()
     expect(thought(page).locator(".formatted")).to_have_text("This takes some time")

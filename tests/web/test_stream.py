@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -27,7 +27,7 @@ from app.web.stream import News, Teller
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.settings import Generation, Sampling
-from engine.types import MODEL, TARGET, Finish, Step, Token
+from engine.types import MODEL, TARGET, Finish, Message, Step, Token
 from storage.conversations import Piece
 from storage.database import Database
 from tests.service.test_recorder import recorder, store
@@ -406,3 +406,22 @@ def test_waiting_is_told_and_taken_back() -> None:
         assert len(news) == told and all(event.kind == "waiting" for event in news)
         if told:
             assert ("Waiting for the model" in news[0].data) == bool(ahead)
+
+
+class ThinkingToy(ToyBackend):
+    """A model whose chat template begins the thinking."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        return super().render(messages) + "<think>\n"
+
+
+@pytest.mark.parametrize(("backend", "thinks"), [(ThinkingToy, True), (ToyBackend, False)])
+def test_a_page_learns_that_the_template_has_begun_the_thinking(
+    db: Database, backend: type[ToyBackend], thinks: bool
+) -> None:
+    session = Session(Local(backend=backend()), db)
+    conversation = session.chat.say(OWNER, None, "hello")
+    answer = session.generations.start(OWNER, conversation, preferences(tokens=10))
+    assert soon(lambda: answer.over) and not answer.error
+    told = [data for kind, data, _ in Teller(answer, 0).news(0.0) if kind == "sources"]
+    assert [bool(data.get("thinking")) for data in told] == [thinks] * len(told) and told
