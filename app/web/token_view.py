@@ -55,7 +55,9 @@ CHAT_TEMPLATE = (
 
 
 LOADER = """// It asks the server by these events: {events}.
-import(props.script).then((view) => view.{name}(element, props, trigger, watch));"""
+// A whole address: code that Gradio evaluates may be taken over from a page of another program.
+const script = new URL(props.script, location.href).href;
+import(script).then((view) => view.{name}(element, props, trigger, watch));"""
 FUNCTION = "export function {name}(element, props, trigger, watch) {{\n{script}\n}}\n"
 
 
