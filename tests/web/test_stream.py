@@ -411,8 +411,8 @@ def test_waiting_is_told_and_taken_back() -> None:
 class ThinkingToy(ToyBackend):
     """A model whose chat template begins the thinking."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        return super().render(messages) + "<think>\n"
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        return super().render(messages, thinking) + "<think>\n"
 
 
 @pytest.mark.parametrize(("backend", "thinks"), [(ThinkingToy, True), (ToyBackend, False)])
