@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from bench.peer import Peer, Reply
 from engine.backends.base import Backend
-from engine.compare import cold
+from engine.compare import cold, rotated
 from engine.decode import decode
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
@@ -101,8 +101,7 @@ def measure(
             results[name].append(Result(category))
         learned: dict[str, Calibration] = {}
         for repeat in range(repeats):
-            turn = (number + repeat) % len(names)
-            for name in names[turn:] + names[:turn]:
+            for name in rotated(names, number + repeat):
                 fresh = databases[name].for_measuring()
                 result = results[name][-1]
                 method = methods[name]

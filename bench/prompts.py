@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from bench.options import LLAMA_CPP, RANDOM, TRANSFORMERS
 from engine.backends.base import Backend
 from engine.errors import PromptError, SettingError
 from engine.prompt import Chat
+from engine.questions import in_turn
 from engine.types import Message
 
 RANDOM_PROMPTS, RANDOM_TOKENS, RANDOM_SEED = 8, 200, 0
@@ -28,13 +30,12 @@ def read_prompts(path: Path, limit: int, skip: int = 0) -> list[tuple[str, str]]
 
     The first `skip` questions of every category are left out, to measure on held-out ones.
     """
-    categories: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    found: list[tuple[str, str]] = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
-            name = str(record.get("category", "all"))
-            categories[name].append((name, str(record["turns"][0])))
-        longest = max(len(prompts) for prompts in categories.values())
+            found.append((str(record.get("category", "all")), str(record["turns"][0])))
+        longest = max(Counter(category for category, _ in found).values())
     except (OSError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise SettingError(
             f"The prompts in {str(path)!r} cannot be read ({error}). Each line must be a JSON "
@@ -44,8 +45,7 @@ def read_prompts(path: Path, limit: int, skip: int = 0) -> list[tuple[str, str]]
         raise SettingError(
             f"Skipping {skip} leaves none: no category has more than {longest} prompts."
         )
-    mixed = [p[i] for i in range(skip, longest) for p in categories.values() if i < len(p)]
-    return mixed[: limit or None]
+    return in_turn(found, itemgetter(0), limit, skip)
 
 
 def random_prompts(backend: Backend, limit: int, skip: int = 0) -> list[list[int]]:

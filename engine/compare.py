@@ -12,13 +12,38 @@ would have taken for the same tokens at the load that the machine had just then.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol, TypeVar
 
 from engine.backends.base import Backend
 from engine.decode import never
 from engine.metrics import Metrics
 
+T = TypeVar("T")
 Pairs = Sequence[tuple[Metrics, Metrics]]
 """Plain and accelerated runs of the same prompt."""
+
+
+class Timed(Protocol):
+    """An answer as far as its speed goes: Metrics, or what a store keeps of them."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def kept(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def decode_seconds(self) -> float: ...
+
+
+def rotated(methods: Sequence[T], turn: int) -> list[T]:
+    """The order of methods in the turn of this number. Each comes first equally often, so that a
+    machine that warms up or slows down favours none."""
+    first = turn % len(methods)
+    return [*methods[first:], *methods[:first]]
 
 
 def cold(models: Iterable[Backend]) -> None:
@@ -101,15 +126,15 @@ def speedup(pairs: Pairs, accepted: int | None = None) -> Speedup:
     return Speedup(middle(lambda run: run.seconds), middle(lambda run: run.decode_seconds))
 
 
-def overall(plain: Sequence[Metrics], fast: Sequence[Metrics]) -> Speedup:
+def overall(plain: Sequence[Timed], fast: Sequence[Timed]) -> Speedup:
     """Over several prompts: all the time per token of all answers."""
     kept = sum(run.kept for run in fast)
 
-    def per_token(runs: Sequence[Metrics], seconds: Callable[[Metrics], float]) -> float:
+    def per_token(runs: Sequence[Timed], seconds: Callable[[Timed], float]) -> float:
         tokens = sum(run.tokens for run in runs)
         return sum(map(seconds, runs)) / tokens if tokens else 0.0
 
-    def ratio(seconds: Callable[[Metrics], float]) -> float | None:
+    def ratio(seconds: Callable[[Timed], float]) -> float | None:
         return gain(per_token(plain, seconds), per_token(fast, seconds), kept)
 
     return Speedup(ratio(lambda run: run.seconds), ratio(lambda run: run.decode_seconds))

@@ -5,7 +5,9 @@ Runs that are compared start from nothing (engine/compare.py), and neither may l
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import log
 from statistics import median
+from typing import Any
 
 from engine.backends.base import Backend, BackendInfo
 from engine.compare import Speedup, cold, speedup
@@ -14,8 +16,9 @@ from engine.drafting.base import Drafter
 from engine.drafting.costs import CostCurve
 from engine.methods import PLAIN, Method
 from engine.metrics import summarise
+from engine.sampling import COLDEST, gumbel
 from engine.settings import Generation, Sampling
-from engine.types import Event, Learned, Prefill, Run
+from engine.types import Event, Learned, Prefill, Run, Token
 
 
 class Collector:
@@ -61,7 +64,8 @@ def collected(plan: Run, events: Iterable[Event]) -> Run:
 class Verdict:
     """Whether two runs emitted the same tokens; else where they part and what each said there.
 
-    `ended_early`: there the accelerated one was over, and the plain one went on.
+    `ended_early`: there the accelerated one was over, and the plain one went on. `gap` is how far
+    apart the two tokens were, in logits (see `gap_of`); None where one run says nothing there.
     """
 
     identical: bool
@@ -70,6 +74,7 @@ class Verdict:
     plain: str = ""
     accelerated: str = ""
     ended_early: bool = False
+    gap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +103,34 @@ def verdict(detokenize: Callable[[Sequence[int]], str], plain: Run, accelerated:
     """Compare two runs token by token. `position` counts from 1 within the answer."""
     left, right = plain.tokens, accelerated.tokens
     for at in range(max(len(left), len(right))):
-        one = left[at].id if at < len(left) else None
-        other = right[at].id if at < len(right) else None
-        if one != other:
-            slow, fast = ("the end" if i is None else detokenize([i]) for i in (one, other))
+        one = left[at] if at < len(left) else None
+        other = right[at] if at < len(right) else None
+        if one is None or other is None or one.id != other.id:
+            slow, fast = ("the end" if t is None else detokenize([t.id]) for t in (one, other))
             by_token = at == len(right) - 1 and accelerated.finish == "eos"
-            return Verdict(False, at, at + 1, slow, fast, other is None or by_token)
+            gap = gap_of(plain, one, other) if one and other else None
+            return Verdict(False, at, at + 1, slow, fast, other is None or by_token, gap)
     return Verdict(True, len(left))
+
+
+def gap_of(plain: Run, one: Token, other: Token) -> float | None:
+    """How far apart the choices of two tokens at the same place were, in logits; None where that is
+    not known.
+
+    Probabilities are of the model itself, so the difference of their logarithms is that of logits.
+    Above temperature 0 the noise of the place counts in (times the temperature), as it does in the
+    choice. Each run tells of its own token: the last bits of two forwards differ, and it is
+    near-ties that are looked for.
+    """
+    settings: Any = plain.settings.get("generation") or {}
+    drawn = settings.get("sampling") or {}
+    if not (one.probability > 0 and other.probability > 0 and "temperature" in drawn):
+        return None
+    gap = log(one.probability) - log(other.probability)
+    if drawn["temperature"] >= COLDEST:
+        noise = gumbel(drawn["seed"], one.position, [one.id, other.id])
+        gap += drawn["temperature"] * float(noise[0] - noise[1])
+    return abs(gap)
 
 
 def run(

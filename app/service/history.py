@@ -74,6 +74,17 @@ class History:
 
         self.notices.keep(owner, write)
 
+    def save_runs(self, owner: str, *runs: Run) -> None:
+        """Store runs of a comparison that tells no gain."""
+        store = Traces(self.database, owner)
+
+        def write() -> None:
+            with self.database.write():
+                for run in runs:
+                    store.save(run, kind="compare")
+
+        self.notices.keep(owner, write)
+
     def note(self, owner: str, run_id: str, gained: Speedup) -> None:
         """Store what a run turned out to gain."""
         store = Traces(self.database, owner)

@@ -1,4 +1,4 @@
-"""Plain decoding measured against drafting, for Prove it and for Compare.
+"""Prove it: plain decoding measured against drafting. Compare: any two ways to answer.
 
 Both decode in the same pairs of runs (app/service/comparison.py).
 """
@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from app.service.comparison import Pairs, Progress, Proof
+from app.service.comparison import LEFT, RIGHT, Pairs, Progress, Proof, Side, differs
 from app.service.current import Current
 from app.service.draft_models import Stacks
 from app.service.history import Answered, History
+from app.service.lending import Lending, Loan
 from app.service.notices import Notices
 from app.service.preferences import Preferences
 from app.service.revival import Revival
@@ -21,12 +22,14 @@ from engine.engine import (
     Engine,
     Measured,
     Request,
+    Started,
     StoredContextLog,
     StoredPastAnswers,
     WantedContextLog,
     WantedPastAnswers,
 )
 from engine.errors import PromptError
+from engine.methods import PLAIN
 from engine.metrics import summarise
 from engine.queue import Waiting
 from engine.runs import PlainSpeed, verdict, worth
@@ -51,6 +54,7 @@ class Proofs:
     history: History
     notices: Notices
     revival: Revival
+    lending: Lending
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof | Waiting]:
         """Decode the last answer of a conversation again, plainly and with drafts, from the same
@@ -62,6 +66,7 @@ class Proofs:
         when the loaded model gave none, or when the proof was stopped.
         """
         with self.tasks.begin(owner, conversation_id) as task:
+            yield from self.lending.gate(task)
             yield from self.proved(owner, conversation_id, task)
 
     def proved(self, owner: str, conversation_id: str, task: Task) -> Iterator[Proof | Waiting]:
@@ -124,43 +129,65 @@ class Proofs:
     def compare(
         self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
     ) -> Iterator[Progress | Waiting]:
-        """Answer one prompt plainly and by the chosen method, in pairs, until it is stopped.
+        """Answer one prompt plainly and by the chosen method, with the same settings."""
+        generation = preferences.seeded()
+        sides = Side(PLAIN, generation), Side(preferences.chosen(), generation)
+        yield from self.compare_sides(owner, text, system, sides, repeats)
+
+    def compare_sides(
+        self, owner: str, text: str, system: str, sides: tuple[Side, Side], repeats: int
+    ) -> Iterator[Progress | Waiting]:
+        """Answer one prompt in two ways, in pairs, until it is stopped.
 
         Every run has a fresh context tier, and is stored with its pair. Between two runs others may
         use the model; raises ModelError when it is another one then. Stopped while it waits for
-        them, it ends with the pairs there are.
+        them, it ends with the pairs there are. Where a side wants another model than the loaded
+        one, that is back when this ends, however it ends.
         """
         messages = [Message("system", system.strip())] if system.strip() else []
         messages.append(Message("user", text))
         with self.tasks.begin(owner, "") as task:
+            self.lending.check(sides)
             yield from self.revival.loaded(task)
-            yield from self.compared(owner, messages, preferences, repeats, task)
+            sides = self.lending.named(sides[LEFT]), self.lending.named(sides[RIGHT])
+            if not any(side.source for side in sides):
+                yield from self.compared(owner, messages, sides, repeats, task)
+                return
+            with self.lending.lend(task) as loan:
+                yield from self.compared(owner, messages, sides, repeats, task, loan)
+            yield from self.lending.awaited()
 
     def compared(
         self,
         owner: str,
         messages: Sequence[Message],
-        preferences: Preferences,
+        sides: tuple[Side, Side],
         repeats: int,
         task: Task,
+        loan: Loan | None = None,
     ) -> Iterator[Progress | Waiting]:
-        """`compare`, as one task.
+        """`compare_sides`, as one task.
 
         The answer that was last given to the same prompt is not known to its drafters: who compares
         after asking wants to see what a first answer gains.
         """
 
-        def unlearn(prompt: tuple[int, ...]) -> Measured:
+        def unlearn(started: Started) -> Measured:
             for (who, _), last in reversed(self.history.last.items()):
-                if who == owner and last.prompt == prompt:
+                if (who, last.prompt, last.info) == (owner, started.prompt, started.info):
                     said = tuple(token.id for token in last.run.tokens)
-                    return Measured((*prompt, *said), len(said), last.calibration)
+                    return Measured((*last.prompt, *said), len(said), last.calibration)
             return Measured()
 
-        method, generation = preferences.chosen(), preferences.seeded()
-        request = Request(tuple(messages), (), generation, method, None, owner)
-        pairs = self.pairs(request, Measured(), task)
-        pairs.unlearn = unlearn
+        left, right = (
+            Request(tuple(messages), (), side.generation, side.method, None, owner)
+            for side in sides
+        )
+        pairs = self.pairs_of((left, right), Measured(), task)
+        pairs.unlearning(unlearn)
+        pairs.differs, pairs.foreign = differs(*sides), all(side.source for side in sides)
+        if loan is not None:
+            pairs.ready = lambda side: loan.use(sides[side].source)
         progress: Progress | None = None
         for item in pairs.compare(repeats):
             yield item
@@ -168,18 +195,48 @@ class Proofs:
                 continue
             progress = item
             if progress.running is None and not progress.cancelled:
-                self.history.save_pair(owner, *progress.pairs[-1])
+                self.keep(owner, sides, progress)
         if progress and progress.pairs:
-            speeds = [summarise(plain).tokens_per_second for plain, _ in progress.pairs]
-            self.current.plain = PlainSpeed(median(speeds), "in the last comparison")
+            self.note_plain(sides, progress)
+
+    def keep(self, owner: str, sides: tuple[Side, Side], progress: Progress) -> None:
+        """Store the last pair. What drafts gained is known where the one side was plain."""
+        left, right = progress.pairs[-1]
+        if progress.differs or PLAIN not in (sides[LEFT].method, sides[RIGHT].method):
+            self.history.save_runs(owner, left, right)
+        elif sides[LEFT].method == PLAIN:
+            self.history.save_pair(owner, left, right)
+        else:
+            self.history.save_pair(owner, right, left)
+
+    def note_plain(self, sides: tuple[Side, Side], progress: Progress) -> None:
+        """Remember how fast the loaded model was plainly, where one side says so."""
+        for at, side in enumerate(sides):
+            if side.method == PLAIN and not side.source:
+                speeds = [summarise(pair[at]).tokens_per_second for pair in progress.pairs]
+                self.current.plain = PlainSpeed(median(speeds), "in the last comparison")
 
     def pairs(
         self, request: Request, measured: Measured, task: Task, info: BackendInfo | None = None
     ) -> Pairs:
-        """Pairs of runs of a request by the model of `info`, or whichever is loaded; they end with
-        `task`."""
-        owner = request.owner
-        request = replace(request, profile=self.stacks.profile_for(request.generation.sampling))
+        """Pairs of runs of a request, plainly and as it asks for, by the model of `info`, or
+        whichever is loaded; they end with `task`."""
+        return self.pairs_of((replace(request, method=PLAIN), request), measured, task, info)
+
+    def pairs_of(
+        self,
+        requests: tuple[Request, Request],
+        measured: Measured,
+        task: Task,
+        info: BackendInfo | None = None,
+    ) -> Pairs:
+        """Pairs of runs of two requests by the model of `info`, or whichever is loaded; they end
+        with `task`."""
+        owner = requests[RIGHT].owner
+        left, right = (
+            replace(request, profile=self.stacks.profile_for(request.generation.sampling))
+            for request in requests
+        )
 
         def reply(
             wanted: WantedPastAnswers | WantedContextLog,
@@ -189,4 +246,4 @@ class Proofs:
         def report(problem: str) -> None:
             self.notices.report(owner, problem)
 
-        return Pairs(self.engine, request, measured, reply, report, task.stop, info)
+        return Pairs(self.engine, (left, right), measured, reply, report, task.stop, info)

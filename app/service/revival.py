@@ -68,12 +68,19 @@ class Last:
 
 class Revival:
     """See the module's docstring. `last` is the model that went last, `loading` whether it is
-    being loaded again; `tell` has a notice for everyone."""
+    being loaded again; `tell` has a notice for everyone, `gate` lets a task wait while another
+    model stands in for the loaded one."""
 
     def __init__(
-        self, engine: Engine, stacks: Stacks, models: Models, tell: Callable[[str], None]
+        self,
+        engine: Engine,
+        stacks: Stacks,
+        models: Models,
+        tell: Callable[[str], None],
+        gate: Callable[[Task], Iterator[Waiting]],
     ) -> None:
         self.engine, self.stacks, self.models, self.tell = engine, stacks, models, tell
+        self.gate = gate
         self.last: Last | None = None
         self.loading = False
         self.deaths: deque[float] = deque(maxlen=DEATHS)
@@ -144,7 +151,9 @@ class Revival:
         return self.models.loading is not None or self.busy
 
     def loaded(self, task: Task) -> Iterator[Waiting]:
-        """Wait for the model that is being loaded, if none is there. Raises Cancelled."""
+        """Wait for the model that is being loaded, if none is there, or if it is not the usual one.
+        Raises Cancelled."""
+        yield from self.gate(task)
         while not self.engine.state.there and self.coming:
             if task.stop.is_set():
                 raise before_it_began()

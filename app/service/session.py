@@ -23,6 +23,7 @@ from app.service.gguf_support import GgufSupport
 from app.service.history import History
 from app.service.latest import Latest
 from app.service.learned import PastAnswersStore
+from app.service.lending import Lending
 from app.service.models import Models
 from app.service.notices import Notices
 from app.service.presets import Presets
@@ -78,7 +79,8 @@ class Session:
         self.presets = Presets(database, self.current, self.stacks)
         self.models = Models(engine, database, self.stacks, self.costs, loaders, guests)
         self.gguf = GgufSupport(guests)
-        self.revival = Revival(engine, self.stacks, self.models, self.tell)
+        self.lending = Lending(engine, self.models, self.stacks, self.tasks, self.tell)
+        self.revival = Revival(engine, self.stacks, self.models, self.tell, self.lending.gate)
         self.statistics_files = StatisticsFiles(
             engine, self.current, guests, lambda: bool(self.tasks.known)
         )
@@ -109,6 +111,7 @@ class Session:
             self.history,
             self.notices,
             self.revival,
+            self.lending,
         )
         self.background = Background(self.proofs)
         self.chat.deleted = self.background.forget

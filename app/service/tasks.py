@@ -160,6 +160,11 @@ class Tasks:
         with self.lock:
             return not self.known
 
+    def others(self, task: Task | None) -> list[Task]:
+        """The tasks of everyone that wait or are under way, but for this one."""
+        with self.lock:
+            return [one for known in self.known.values() for one in known if one is not task]
+
     def busy(self, owner: str, about: str) -> bool:
         """Whether there is a task that waits or is under way."""
         with self.lock:

@@ -1,0 +1,329 @@
+"""Comparing any two ways to answer: methods, settings, models; and that the model that was loaded
+before is back however a comparison of models ends."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.service.comparison import LEFT, RIGHT, Progress, Side
+from app.service.preferences import Preferences
+from app.service.recorder import Update
+from app.service.session import Session
+from engine.backends.base import Backend
+from engine.engine import Request
+from engine.errors import Cancelled, ModelError, SettingError
+from engine.local import Local
+from engine.methods import METHODS, PLAIN
+from engine.metrics import summarise
+from engine.models.loaders import ModelLoaders
+from engine.models.memory import Need
+from engine.queue import Waiting
+from engine.runs import verdict
+from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.types import Run, Step, Token
+from storage.database import Database
+from storage.traces import Traces
+from tests.support.inside import OWNER, Held, local, soon
+from tests.support.runs import run_of
+
+GENERATION = Generation(Sampling(temperature=0.8, seed=3), max_tokens=60)
+HD = METHODS["hd"].using(Drafting(budget="fixed"))
+CONTEXT = METHODS["context"].using(Drafting(budget="fixed"))
+
+
+class Shelf:
+    """Models as files: each a toy of its name, which needs 40 of 100 bytes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.broken, self.room = root, set[str](), 100
+        self.loaded: list[str] = []
+        for name in ("one", "two", "three", "draft"):
+            (root / f"{name}.gguf").write_text("")
+
+    def source(self, name: str) -> str:
+        return str(self.root / f"{name}.gguf")
+
+    def load(self, source: str, runtime: Runtime) -> Backend:
+        name = Path(source).stem
+        self.loaded.append(name)
+        if name in self.broken:
+            raise RuntimeError("the file is damaged")
+        toy = Held(name=name)
+        toy.info = replace(toy.info, fingerprint=name, memory_bytes=40)
+        return toy
+
+    def session(self, db: Database, guests: bool = False) -> Session:
+        """An app that has just started with model one."""
+        loaders = ModelLoaders(
+            load=self.load,
+            need=lambda source, runtime: Need(1, 40, 0),
+            device=lambda source, runtime: "cpu",
+            free=lambda device: self.room,
+            scan=lambda folder: [],
+            present=lambda source: not source.startswith("hub/"),
+        )
+        session = Session(Local(loaders=loaders), db, guests, loaders)
+        list(session.models.start(self.source("one")))
+        return session
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+@pytest.fixture
+def session(db: Database, shelf: Shelf) -> Session:
+    return shelf.session(db)
+
+
+def sides(
+    session: Session, left: Side, right: Side, repeats: int = 2, owner: str = OWNER
+) -> Iterator[Progress | Waiting]:
+    return session.proofs.compare_sides(owner, "hello there", "", (left, right), repeats)
+
+
+def last_of(items: Iterator[Progress | Waiting]) -> Progress:
+    return [item for item in items if isinstance(item, Progress)][-1]
+
+
+def names(runs: Iterator[Run]) -> list[str]:
+    return [run.model for run in runs]
+
+
+def at_home(session: Session, shelf: Shelf) -> bool:
+    """Whether the usual model is back, and nobody has to wait for it."""
+    there = session.engine.state.source == shelf.source("one")
+    return soon(lambda: there and not session.lending.closed and not session.lending.lock.locked())
+
+
+def test_two_methods_say_the_same_and_take_turns(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, generate = list[str](), Local.generate
+
+    def noted(engine: Local, request: Request) -> object:
+        asked.append(request.method.name)
+        return generate(engine, request)
+
+    monkeypatch.setattr(Local, "generate", noted)
+    last = last_of(sides(session, Side(CONTEXT, GENERATION), Side(HD, GENERATION), 3))
+    assert last.same_text and last.differs == "" and last.over
+    assert asked == ["plain", "context", "hd", "hd", "context", "context", "hd"]
+    for left, right in last.pairs:
+        assert (left.method, right.method) == ("context", "hd")
+        assert verdict(session.current.text, left, right).identical
+    kinds = [run.method for run in Traces(session.database, OWNER).history()]
+    assert sorted(kinds) == ["context"] * 3 + ["hd"] * 3, "looking at the prompt is no run"
+
+
+def test_no_side_knows_the_answer_that_was_just_given(session: Session) -> None:
+    """The left one comes first, and its drafters are told before it begins."""
+    conversation = session.chat.say(OWNER, None, "hello there")
+    wanted = Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False)
+    list(session.answering.answer(OWNER, conversation, wanted))
+    model = Side(METHODS["model"], GENERATION)
+    last = last_of(sides(session, model, Side(HD, GENERATION), 1))
+    assert summarise(last.pairs[0][LEFT]).kept == 0
+    assert summarise(last.pairs[0][RIGHT]).accepted.get("model", 0) == 0
+
+
+def test_a_plain_side_tells_the_gain_on_whichever_side_it_stands(session: Session) -> None:
+    last = last_of(sides(session, Side(HD, GENERATION), Side(PLAIN, GENERATION), 1))
+    stored = {run.method: run.speedup for run in Traces(session.database, OWNER).history()}
+    whole = last.speedup.whole
+    assert whole and stored["plain"] is None
+    assert stored["hd"] == pytest.approx(1 / whole)
+    assert session.current.plain.when == "in the last comparison"
+
+
+def test_other_settings_may_say_something_else(session: Session) -> None:
+    hot = replace(GENERATION, sampling=Sampling(temperature=1.2, seed=3))
+    last = last_of(sides(session, Side(PLAIN, GENERATION), Side(PLAIN, hot), 1))
+    assert last.differs == "settings" and not last.same_text
+    assert last.speedup.whole is not None, "two runs that are not the same may differ in speed"
+    fewer = HD.using(Drafting(("context",), nodes=4))
+    drafting = last_of(sides(session, Side(HD, GENERATION), Side(fewer, GENERATION), 1))
+    assert drafting.same_text and drafting.differs == "", "how is drafted changes no text"
+    apart = HD.using(Drafting(rule="rejection"))
+    assert not last_of(
+        sides(session, Side(PLAIN, GENERATION), Side(apart, GENERATION), 1)
+    ).same_text
+
+
+def test_two_models_are_compared_and_the_first_one_is_back(session: Session, shelf: Shelf) -> None:
+    session.stacks.load([shelf.source("draft")])
+    session.stacks.spec = "draft@2"
+    shelf.loaded.clear()
+    other = Side(HD, GENERATION, shelf.source("two"))
+    last = last_of(sides(session, Side(PLAIN, GENERATION), other, 3))
+    assert last.over and last.differs == "model" and not last.same_text
+    assert [names(iter(pair)) for pair in last.pairs] == [["one", "two"]] * 3
+    assert last.by_character is not None and last.by_character > 0
+    assert at_home(session, shelf)
+    loads = [name for name in shelf.loaded if name != "draft"]
+    assert loads == ["two", "one", "two", "one"], "one exchange between two runs at most"
+    assert list(session.stacks.sources) == ["draft"] and session.stacks.spec == "draft@2"
+
+
+def test_two_methods_of_another_model_are_compared_by_it(session: Session, shelf: Shelf) -> None:
+    left, right = (Side(method, GENERATION, shelf.source("two")) for method in (PLAIN, HD))
+    last = last_of(sides(session, left, right, 1))
+    assert last.same_text and last.foreign and last.differs == ""
+    assert {run.model for run in last.pairs[0]} == {"two"}
+    assert session.current.plain.when != "in the last comparison", "that was another model"
+    assert at_home(session, shelf)
+
+
+@pytest.mark.parametrize("end", ["stop", "closed", "broken"])
+def test_however_it_ends_the_first_model_is_back(session: Session, shelf: Shelf, end: str) -> None:
+    other = Side(PLAIN, GENERATION, shelf.source("two"))
+    running = sides(session, Side(PLAIN, GENERATION), other, 5)
+    for item in running:
+        if isinstance(item, Progress) and item.pairs:
+            break
+    assert session.current.info.name == "two"
+    if end == "stop":
+        session.tasks.stop(OWNER, "")
+        assert last_of(running).cancelled
+    elif end == "closed":
+        running.close()  # type: ignore[attr-defined]
+    else:
+        shelf.broken.add("two")
+        with pytest.raises(ModelError, match="damaged"):
+            list(running)
+    assert soon(lambda: session.engine.state.source == shelf.source("one"))
+    assert at_home(session, shelf)
+    conversation = session.chat.say(OWNER, None, "and now?")
+    *_, answer = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
+    assert Traces(session.database, OWNER).history()[0].model == "one"
+
+
+def test_an_answer_waits_for_the_usual_model_and_does_not_wait_for_all_pairs(
+    session: Session, shelf: Shelf
+) -> None:
+    other = Side(PLAIN, GENERATION, shelf.source("two"))
+    running = sides(session, Side(PLAIN, GENERATION), other, 7)
+    for item in running:
+        if isinstance(item, Progress) and item.pairs:
+            break
+    conversation = session.chat.say(OWNER, None, "hello")
+    answer = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
+    assert next(answer) == Waiting(1, loading=True)
+    assert session.current.info.name == "two"
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(list, answer)
+        pairs = 0
+        for item in running:
+            pairs = max(pairs, len(item.pairs)) if isinstance(item, Progress) else pairs
+            if ended.done():
+                break
+        ended.result(20)
+    assert pairs < 7
+    (run,) = [run for run in Traces(session.database, OWNER).history() if run.kind == "chat"]
+    assert run.model == "one"
+    session.tasks.stop(OWNER, "")
+    list(running)
+    assert at_home(session, shelf)
+
+
+def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -> None:
+    conversation = session.chat.say(OWNER, None, "hello")
+    long = Preferences(replace(GENERATION, max_tokens=400), "plain", fresh_seed=False)
+    toy = local(session).loaded.backend
+    assert isinstance(toy, Held)
+    answer = session.answering.answer(OWNER, conversation, long)
+    toy.allow(1)
+    next(answer)
+    other = Side(PLAIN, GENERATION, shelf.source("two"))
+    running = sides(session, other, Side(PLAIN, GENERATION), 1)
+    assert next(running) == Waiting(1)
+    assert shelf.loaded == ["one"] and session.lending.closed
+    toy.allow()
+    *_, whole = answer
+    assert isinstance(whole, Update) and whole.finish != "cancelled"
+    assert last_of(running).over
+    assert at_home(session, shelf)
+
+
+def test_a_model_that_the_user_loads_meanwhile_stays(session: Session, shelf: Shelf) -> None:
+    other = Side(PLAIN, GENERATION, shelf.source("two"))
+    running = sides(session, Side(PLAIN, GENERATION), other, 5)
+    for item in running:
+        if isinstance(item, Progress) and item.pairs:
+            break
+    list(session.models.load(shelf.source("three")))
+    with pytest.raises(ModelError, match="was replaced by another model"):
+        list(running)
+    assert soon(lambda: not session.lending.lock.locked())
+    assert session.engine.state.source == shelf.source("three") and not session.lending.closed
+
+
+def test_what_cannot_be_loaded_is_refused_before_anything_is_unloaded(
+    session: Session, shelf: Shelf
+) -> None:
+    home, plain = session.engine.state, Side(PLAIN, GENERATION)
+    with pytest.raises(ModelError, match="not on this machine"):
+        next(sides(session, plain, Side(PLAIN, GENERATION, "hub/else")))
+    shelf.room = -20
+    with pytest.raises(ModelError, match="Nothing was loaded"):
+        next(sides(session, plain, Side(PLAIN, GENERATION, shelf.source("two"))))
+    assert session.engine.state == home and not session.lending.lock.locked()
+
+
+def test_one_comparison_of_models_at_a_time(session: Session, shelf: Shelf) -> None:
+    other = Side(PLAIN, GENERATION, shelf.source("two"))
+    running = sides(session, other, Side(PLAIN, GENERATION), 2)
+    next(running)
+    with pytest.raises(ModelError, match="being compared already"):
+        next(sides(session, other, Side(PLAIN, GENERATION), 2))
+    assert last_of(running).over
+    assert at_home(session, shelf)
+
+
+def test_guests_compare_methods_of_the_loaded_model_alone(db: Database, shelf: Shelf) -> None:
+    session = shelf.session(db, guests=True)
+    plain = Side(PLAIN, GENERATION)
+    with pytest.raises(SettingError, match="others share this app"):
+        next(sides(session, plain, Side(PLAIN, GENERATION, shelf.source("two")), owner="guest:a"))
+    same = Side(HD, GENERATION, shelf.source("one"))
+    assert last_of(sides(session, plain, same, owner="guest:a")).same_text
+
+
+def test_a_stop_while_others_have_the_model_ends_it(session: Session, shelf: Shelf) -> None:
+    with session.tasks.begin("else", ""):
+        other = Side(PLAIN, GENERATION, shelf.source("two"))
+        running = sides(session, other, Side(PLAIN, GENERATION), 2)
+        assert next(running) == Waiting(1)
+        session.tasks.stop(OWNER, "")
+        with pytest.raises(Cancelled):
+            list(running)
+    assert at_home(session, shelf) and shelf.loaded == ["one"]
+
+
+def test_where_two_runs_part_the_gap_between_them_is_told() -> None:
+    """At T = 0 it is of the model's own scores; above that, the noise of the place counts in."""
+
+    def run(token: int, probability: float, temperature: float) -> Run:
+        step = Step(0, (Token(token, 5, "target", 0, "x", probability),))
+        drawn = {"temperature": temperature, "seed": 7}
+        return run_of([step], settings={"generation": {"sampling": drawn}})
+
+    def gap(temperature: float) -> float:
+        pair = run(97, 0.5, temperature), run(98, 0.25, temperature)
+        found = verdict(lambda ids: str(ids), *pair).gap
+        assert found is not None
+        return found
+
+    assert gap(0.0) == pytest.approx(0.6931, abs=1e-3)
+    assert gap(1.0) != pytest.approx(gap(0.0)) and gap(1.0) >= 0
+    assert verdict(str, run(97, 0.0, 0.0), run(98, 0.5, 0.0)).gap is None
+    assert (
+        verdict(
+            str, run_of([Step(0, (Token(97, 5, "target", 0, "x", 0.5),))]), run(98, 0.5, 0.0)
+        ).gap
+        is None
+    )
