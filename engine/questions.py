@@ -9,11 +9,13 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
+from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.errors import PromptError
 from engine.settings import shortened
+from engine.types import Question
 
 T = TypeVar("T")
 MOST_BYTES = 16 << 20
@@ -25,15 +27,6 @@ LONGEST_NAME = 80
 """Characters of a category, or of an id."""
 OWN = "own prompts"
 """The category of prompts that were typed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One prompt. `id` is its name in its set."""
-
-    id: str
-    category: str
-    text: str
 
 
 def in_turn(
@@ -67,13 +60,32 @@ def typed(text: str) -> list[Question]:
     return checked(found)
 
 
+def read(path: Path) -> list[Question]:
+    """The questions of a file. Raises PromptError."""
+    try:
+        if not path.is_file():
+            raise PromptError(f"{str(path)!r} is no file. Give the path of a file of questions.")
+        if path.stat().st_size > MOST_BYTES:
+            raise too_large(path.stat().st_size)
+        return parsed(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise PromptError(
+            f"{str(path)!r} cannot be read ({error}). Choose another file."
+        ) from error
+
+
+def too_large(size: int) -> PromptError:
+    """What to say of a file that nobody wants in memory."""
+    return PromptError(
+        f"The questions have {size:,} bytes, and at most {MOST_BYTES:,} are read. "
+        "Choose a smaller file."
+    )
+
+
 def parsed(content: str | bytes) -> list[Question]:
     """The questions of a file. Raises PromptError."""
     if len(content) > MOST_BYTES:
-        raise PromptError(
-            f"The questions have {len(content):,} bytes, and at most {MOST_BYTES:,} are read. "
-            "Choose a smaller file."
-        )
+        raise too_large(len(content))
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -40,6 +40,15 @@ Document = str | tuple[Message, ...]
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One prompt of a benchmark. `id` is its name in its set."""
+
+    id: str
+    category: str
+    text: str
+
+
 class Gram(NamedTuple):
     """An n-gram of a model's past answers: `documents` answers held it, the last one at `seen`."""
 

@@ -290,6 +290,51 @@ CREATE TABLE switches (
 """,
     ),
     (
+        "0013-benchmarks",
+        """
+CREATE TABLE benchmarks (
+    id TEXT PRIMARY KEY,
+    owner INTEGER NOT NULL REFERENCES owners(id),
+    title TEXT NOT NULL,
+    model TEXT NOT NULL,
+    fingerprint INTEGER NOT NULL REFERENCES fingerprints(id),
+    machine TEXT NOT NULL,
+    version TEXT NOT NULL,
+    asked TEXT NOT NULL,
+    plan TEXT NOT NULL,
+    runs INTEGER NOT NULL,
+    created REAL NOT NULL
+);
+CREATE INDEX benchmarks_recent ON benchmarks(owner, created);
+CREATE TABLE questions (
+    benchmark TEXT NOT NULL REFERENCES benchmarks(id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    category TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (benchmark, position)
+) WITHOUT ROWID;
+CREATE TABLE results (
+    benchmark TEXT NOT NULL REFERENCES benchmarks(id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    method TEXT NOT NULL,
+    repeat INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    forwards INTEGER NOT NULL,
+    drafted INTEGER NOT NULL,
+    kept INTEGER NOT NULL,
+    prefill_seconds REAL NOT NULL,
+    first_seconds REAL NOT NULL,
+    decode_seconds REAL NOT NULL,
+    learning_seconds REAL NOT NULL,
+    disturbed INTEGER NOT NULL,
+    problem TEXT NOT NULL,
+    answer BLOB NOT NULL,
+    PRIMARY KEY (benchmark, position, method, repeat)
+) WITHOUT ROWID;
+""",
+    ),
+    (
         # What new conversations begin with; how fast models are, to choose between two formats.
         "0014-presets-and-speeds",
         """

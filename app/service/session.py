@@ -11,6 +11,7 @@ from pathlib import Path
 from app.service.answering import Answering
 from app.service.attachments import Attachments
 from app.service.background import Background
+from app.service.benchmark import BenchmarkRuns
 from app.service.chat import Chat
 from app.service.costs import Costs
 from app.service.current import Current
@@ -117,6 +118,17 @@ class Session:
         self.chat.deleted = self.background.forget
         checked = self.background.checking(self.answering.answer)
         self.generations = Generations(checked, self.tasks.wanted)
+        self.benchmarks = BenchmarkRuns(
+            engine,
+            database,
+            self.tasks,
+            self.current,
+            self.stacks,
+            self.stores,
+            self.notices,
+            self.revival,
+            guests,
+        )
         self.watches = Watches()
         self.programs = Programs(
             engine, database, self.tasks, self.current, self.stacks, self.stores, guests

@@ -65,6 +65,12 @@ class Stop:
             stream.stop()
         return stream
 
+    def over(self, stream: Stoppable) -> None:
+        """A piece of work has ended: there is nothing left of it to stop."""
+        with self.lock:
+            if stream in self.streams:
+                self.streams.remove(stream)
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

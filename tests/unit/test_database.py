@@ -31,6 +31,7 @@ PINNED = {
     "0010-costs-of-cached-tokens": "9bbea1f33bfb75a4",
     "0011-tree": "cc68281f75774681",
     "0012-api-keys": "b1c227f0c677d644",
+    "0013-benchmarks": "6e481d29be9d0c99",
     "0014-presets-and-speeds": "d6c9edb50ad5a741",
     "0015-why": "bd50cc425da851e4",
     "0016-folders": "e4d4d533339029a3",

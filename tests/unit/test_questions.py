@@ -1,12 +1,15 @@
 """Questions of a benchmark: what a file may hold, and what is said of one that is wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from engine import questions
 from engine.errors import PromptError
-from engine.questions import OWN, Question, digest, in_turn, parsed, typed
+from engine.questions import OWN, digest, in_turn, parsed, read, typed
+from engine.types import Question
+from tests.conftest import ROOT
 
 
 def line(**fields: object) -> str:
@@ -68,6 +71,28 @@ def test_a_huge_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PromptError, match="5,001 questions"):
         parsed(many)
     assert len(parsed(many.rpartition("\n")[0])) == questions.MOST_QUESTIONS
+
+
+def test_a_path_is_read_like_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "question.jsonl"
+    file.write_text(line())
+    assert read(file) == parsed(line())
+    for place in (tmp_path, tmp_path / "none.jsonl", Path("/dev/zero"), Path("a\0b")):
+        with pytest.raises(PromptError, match="is no file|cannot be read"):
+            read(place)
+    with file.open("wb") as opened:
+        opened.truncate(questions.MOST_BYTES + 1)
+    with pytest.raises(PromptError, match="at most"):
+        read(file)
+
+
+def test_the_bundled_sample_has_the_categories_of_spec_bench() -> None:
+    found = read(ROOT / "assets" / "benchmark" / "sample.jsonl")
+    assert {question.category for question in found} == {
+        *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
+        *("humanities", "translation", "summarization", "qa", "math_reasoning", "rag"),
+    }
+    assert len(found) == 26
 
 
 def test_a_few_questions_are_of_every_category() -> None:

@@ -1,0 +1,296 @@
+"""What the results of a benchmark say: figures per method and category, and against another run.
+
+Only questions count that every method has answered, so that all figures of a benchmark are of the
+same questions. There is one definition of speedup (engine/compare.py). A question that was asked
+several times counts with its median time.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median, quantiles
+from typing import Any
+
+from engine.compare import Speedup, overall
+from engine.errors import SettingError, StorageError
+from engine.methods import PLAIN, Method, method_named
+from engine.runs import keeps_text
+from engine.settings import Drafting, Generation, Sampling
+from engine.types import Question
+from storage.benchmarks import Benchmark, Result
+
+DROP = 0.10
+"""So much less than in the last run is told."""
+FEWEST = 4
+"""Questions before quartiles mean something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: every question, by every method, so many times.
+
+    `title` names the questions. With `known` the drafters begin with what the model said to the
+    user before; else with nothing, as on the first day.
+    """
+
+    title: str
+    questions: tuple[Question, ...]
+    methods: tuple[Method, ...]
+    generation: Generation
+    repeats: int = 1
+    known: bool = False
+
+    @property
+    def runs(self) -> int:
+        """How many answers that takes."""
+        return len(self.questions) * len(self.methods) * self.repeats
+
+    def mapping(self) -> dict[str, Any]:
+        """How is asked, as JSON values. The questions are stored beside it."""
+        methods = [{"name": m.name, "drafting": asdict(m.drafting)} for m in self.methods]
+        return {
+            "methods": methods,
+            "generation": asdict(self.generation),
+            "repeats": self.repeats,
+            "known": self.known,
+        }
+
+
+def stored_plan(benchmark: Benchmark, questions: Sequence[Question]) -> Plan:
+    """The plan of a stored benchmark. Raises StorageError for one that is damaged."""
+    values = benchmark.plan
+    try:
+        generation = dict(values["generation"])
+        sampling = Sampling.from_mapping(generation.pop("sampling"))
+        methods = [
+            method_named(each["name"], Drafting.from_mapping(each["drafting"]))
+            for each in values["methods"]
+        ]
+        return Plan(
+            benchmark.title,
+            tuple(questions),
+            tuple(methods),
+            Generation.from_mapping({**generation, "sampling": sampling}),
+            int(values["repeats"]),
+            bool(values["known"]),
+        )
+    except (AttributeError, LookupError, SettingError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"The benchmark of {benchmark.title!r} is damaged in the database, or of another "
+            f"version ({error}). Start a new one."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """One question by one method: the medians of its repeats. `answer` is that of the first."""
+
+    tokens: int
+    forwards: int
+    drafted: int
+    kept: int
+    seconds: float
+    decode_seconds: float
+    first_seconds: float
+    answer: tuple[int, ...]
+    steady: bool
+
+    @classmethod
+    def of(cls, runs: Sequence[Result]) -> "Typical":
+        """The typical one of several runs."""
+        first = runs[0]
+        return cls(
+            first.tokens,
+            first.forwards,
+            first.drafted,
+            first.kept,
+            median(run.seconds for run in runs),
+            median(run.decode_seconds for run in runs),
+            median(run.first_seconds for run in runs),
+            first.answer,
+            all(run.answer == first.answer for run in runs),
+        )
+
+
+Measured = Mapping[int, Mapping[str, Typical]]
+"""Of each question that all methods have answered, by its place, what each method did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one method did with some questions.
+
+    `speedup` is UNKNOWN without plain decoding. `quartiles` are of the speedups of single questions
+    (lower, median, upper), None for few of them. `identical` of `compared` answers are those of
+    plain decoding; `compared` is 0 where another text is no fault, or where nothing was plain.
+    """
+
+    method: str
+    questions: int
+    tokens: int
+    tokens_per_second: float
+    decode_tokens_per_second: float
+    tokens_per_step: float
+    accepted: float | None
+    first_seconds: float
+    speedup: Speedup = Speedup()
+    quartiles: tuple[float, float, float] | None = None
+    identical: int = 0
+    compared: int = 0
+    differing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A benchmark with its figures: of all questions, and by category."""
+
+    benchmark: Benchmark
+    plan: Plan
+    figures: tuple[Figures, ...] = ()
+    categories: Mapping[str, tuple[Figures, ...]] = field(default_factory=dict)
+    complete: int = 0
+    failed: tuple[tuple[str, str], ...] = ()
+    """Questions that could not be answered, with the reason."""
+    disturbed: int = 0
+    unsteady: int = 0
+    measured: Measured = field(default_factory=dict)
+
+
+def report(benchmark: Benchmark, plan: Plan, results: Sequence[Result]) -> Report:
+    """What there is to say of a benchmark by now."""
+    measured = complete(plan, results)
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for position in measured:
+        kinds[plan.questions[position].category].append(position)
+    failed = {
+        plan.questions[result.position].id: result.problem
+        for result in results
+        if result.problem and result.position < len(plan.questions)
+    }
+    return Report(
+        benchmark,
+        plan,
+        figures_of(plan, measured, list(measured)),
+        {kind: figures_of(plan, measured, places) for kind, places in kinds.items()},
+        len(measured),
+        tuple(failed.items()),
+        sum(result.disturbed for result in results),
+        sum(not typical.steady for row in measured.values() for typical in row.values()),
+        measured,
+    )
+
+
+def complete(plan: Plan, results: Sequence[Result]) -> dict[int, dict[str, Typical]]:
+    """The questions that every method has answered, at least once."""
+    found: dict[int, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        if not result.problem and result.tokens:
+            found[result.position][result.method].append(result)
+    names = [method.name for method in plan.methods]
+    return {
+        position: {name: Typical.of(runs[name]) for name in names}
+        for position, runs in sorted(found.items())
+        if position < len(plan.questions) and all(name in runs for name in names)
+    }
+
+
+def figures_of(plan: Plan, measured: Measured, places: Sequence[int]) -> tuple[Figures, ...]:
+    """The figures of every method over the questions at these places."""
+    if not places:
+        return ()
+    return tuple(figures(plan, measured, places, method) for method in plan.methods)
+
+
+def figures(plan: Plan, measured: Measured, places: Sequence[int], method: Method) -> Figures:
+    """What one method did with the questions at these places."""
+    own = [measured[at][method.name] for at in places]
+    plain = [measured[at][PLAIN.name] for at in places] if PLAIN in plan.methods else []
+    tokens, forwards = sum(t.tokens for t in own), sum(t.forwards for t in own)
+    drafted = sum(t.drafted for t in own)
+    same = bool(plain) and method != PLAIN and keeps_text(method, plan.generation.sampling)
+    parts = [
+        plan.questions[at].id
+        for at, mine, base in zip(places, own, plain, strict=False)
+        if same and mine.answer != base.answer
+    ]
+    return Figures(
+        method.name,
+        len(places),
+        tokens,
+        rate(tokens, sum(t.seconds for t in own)),
+        rate(tokens, sum(t.decode_seconds for t in own)),
+        rate(tokens, forwards),
+        sum(t.kept for t in own) / drafted if drafted else None,
+        median(t.first_seconds for t in own),
+        overall(plain, own) if plain and method != PLAIN else Speedup(),
+        spread(plain, own) if method != PLAIN else None,
+        len(places) - len(parts) if same else 0,
+        len(places) if same else 0,
+        tuple(parts),
+    )
+
+
+def rate(count: int, over: float) -> float:
+    """So many per unit; 0 where nothing was measured."""
+    return count / over if over else 0.0
+
+
+def spread(plain: Sequence[Typical], own: Sequence[Typical]) -> tuple[float, float, float] | None:
+    """The quartiles of the speedups of single questions."""
+    ratios = [
+        (base.seconds / base.tokens) / (mine.seconds / mine.tokens)
+        for base, mine in zip(plain, own, strict=False)
+        if mine.seconds and base.tokens and mine.tokens
+    ]
+    if len(ratios) < FEWEST:
+        return None
+    low, middle, high = quantiles(ratios, n=4)
+    return low, middle, high
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A method that lost more than DROP since the last run: in its speed (tokens per second), or in
+    its speedup. `plain` is what plain decoding lost of its speed, None where that is not known."""
+
+    method: str
+    what: str
+    before: float
+    now: float
+    plain: float | None = None
+
+    @property
+    def share(self) -> float:
+        """What it lost, from 0 to 1."""
+        return 1 - self.now / self.before
+
+
+def comparable(one: Benchmark, other: Benchmark) -> bool:
+    """Whether two benchmarks asked one model the same, on one machine, with the same settings."""
+    same = "fingerprint", "machine", "asked"
+    return all(getattr(one, name) == getattr(other, name) for name in same) and all(
+        one.plan.get(name) == other.plan.get(name) for name in ("generation", "known")
+    )
+
+
+def drops(now: Report, before: Report) -> list[Drop]:
+    """What became slower by more than DROP, over the questions that both have answered."""
+    both = [place for place in now.measured if place in before.measured]
+    shared = [method for method in now.plan.methods if method in before.plan.methods]
+    if not both or not shared:
+        return []
+    new = {m: figures(now.plan, now.measured, both, m) for m in shared}
+    old = {m: figures(before.plan, before.measured, both, m) for m in shared}
+    plain = None
+    if PLAIN in shared:
+        plain = 1 - new[PLAIN].tokens_per_second / old[PLAIN].tokens_per_second
+    found = []
+    for method in shared:
+        values = {
+            "speed": (old[method].tokens_per_second, new[method].tokens_per_second),
+            "speedup": (old[method].speedup.whole, new[method].speedup.whole),
+        }
+        for what, (then, here) in values.items():
+            if then and here and here < (1 - DROP) * then:
+                found.append(Drop(method.name, what, then, here, plain))
+    return found
