@@ -14,6 +14,7 @@ from app.web.gradio_timers import STOP_CLOCKS
 from app.web.stack_html import millions
 from app.web.tabs import (
     api,
+    benchmark,
     catalogue,
     chat,
     chat_view,
@@ -204,13 +205,15 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
                 shelf = conversations.build()
                 talk = chat.build(session)
                 told = why.build()
-            with gr.Tab("Compare"):
+            with gr.Tab("Compare") as comparing:
                 pair = compare.build(session)
             with gr.Tab("Diagnostics", id=DIAGNOSTICS) as tab:
                 runs = diagnostics.build(tab, session)
             if not session.guests:
                 with talk.empty:
                     starters = catalogue.build_starter("starter", session)
+                with gr.Tab("Benchmark") as tab:
+                    measured = benchmark.build(tab, session)
                 with gr.Tab("Stack") as tab:
                     drafts = stack.build(tab, session)
                 with gr.Tab("Models") as tab:
@@ -225,7 +228,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         guide.guide()
         refresh, opening = conversations.wire(session, shelf, talk, controls, current, memory)
         chat.wire(session, talk, controls, current, memory, refresh)
-        compare.wire(session, pair, controls, memory)
+        compare.wire(session, pair, controls, memory, comparing)
         diagnostics.wire(session, runs, memory)
         race.wire(session, talk.race, memory)
         why.wire(session, talk.tokens, told, memory)
@@ -243,6 +246,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             loaded.then(*models.wire(session, choice, (follow, begin)), **AT_ONCE)
             databases.wire(session, tiers, current, memory)
             api.wire(session, access)
+            benchmark.wire(session, measured, controls, memory)
         wait = waiting(session, head, notices, talk.box, waited)
         wire_page(session, blocks, memory, current, (follow, begin, refresh, opening, wait))
         for once in (RESTORE_THEME, STOP_CLOCKS):

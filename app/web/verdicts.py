@@ -1,6 +1,7 @@
 """Whether two runs said the same, in words; token texts are escaped."""
 
 from html import escape
+from typing import NamedTuple
 
 from app.service.comparison import Proof
 from app.web.metrics_panel import NO_GAIN, milliseconds, times
@@ -12,6 +13,25 @@ from engine.queue import Waiting
 from engine.runs import Verdict
 
 
+class SideWords(NamedTuple):
+    """What a side of a comparison is called, in our own words."""
+
+    name: str
+    answer: str
+    goes_on: str
+
+
+Sides = tuple[SideWords, SideWords]
+PLAIN_AND_DRAFTS = (
+    SideWords("plain", "the plain answer", "Plain decoding goes on with"),
+    SideWords("with drafts", "the answer with drafts", "The answer with drafts goes on with"),
+)
+LEFT_AND_RIGHT = (
+    SideWords("left", "the left answer", "The left one goes on with"),
+    SideWords("right", "the right answer", "The right one goes on with"),
+)
+
+
 def gained(speedup: Speedup, of: str = "speedup") -> str:
     """A speedup in words, as our own markup: of whole answers, and beside it of decoding alone."""
     if speedup.whole is None:
@@ -19,20 +39,28 @@ def gained(speedup: Speedup, of: str = "speedup") -> str:
     return f"{of} <b>{times(speedup.whole)}</b>, decoding alone {times(speedup.decoding)}"
 
 
-def difference(found: Verdict, place: str = "") -> str:
-    """Where two runs part, and what each says there."""
+def difference(found: Verdict, place: str = "", sides: Sides = PLAIN_AND_DRAFTS) -> str:
+    """Where two runs part, and what each says there. `sides` are our own words for them."""
+    first, second = sides
     if found.ended_early:
         return (
-            f'<div class="verdict differs"><b>Ended early</b>{place}: the answer with drafts ended '
-            f"at token {found.position:,}. Plain decoding goes on with "
+            f'<div class="verdict differs"><b>Ended early</b>{place}: {second.answer} ended '
+            f"at token {found.position:,}. {first.goes_on} "
             f"<code>{escape(repr(found.plain))}</code>.</div>"
         )
     return (
         f'<div class="verdict differs"><b>First difference</b>{place} at token '
-        f"{found.position:,}: plain <code>{escape(repr(found.plain))}</code>, with drafts "
-        f"<code>{escape(repr(found.accelerated))}</code>. In reduced precision, rounding can "
-        "decide between two tokens that are almost equally likely.</div>"
+        f"{found.position:,}: {first.name} <code>{escape(repr(found.plain))}</code>, {second.name} "
+        f"<code>{escape(repr(found.accelerated))}</code>. {apart(found.gap)}In reduced precision, "
+        "rounding can decide between two tokens that are almost equally likely.</div>"
     )
+
+
+def apart(gap: float | None) -> str:
+    """How near a tie two tokens were, as a sentence with a space behind it."""
+    if gap is None:
+        return ""
+    return f"Their scores are {gap:.2g} apart (logit gap). "
 
 
 def another_text(found: Verdict, speed: str) -> str:

@@ -1,39 +1,76 @@
-"""Compare: one prompt decoded plainly and with drafts, with the same seed and settings."""
+"""Compare: one prompt answered in two ways, which differ in method, in settings or in model."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
+from typing import Any
 
 import gradio as gr
 import plotly.graph_objects as go
 
-from app.service.comparison import Pace, Progress
+from app.service.comparison import LEFT, RIGHT, Pace, Progress, Side
+from app.service.models import title_of as title_of_model
+from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web import charts, render
-from app.web.metrics_panel import milliseconds
+from app.web import charts, models_html, render
+from app.web.colors import ink
+from app.web.metrics_panel import milliseconds, times
 from app.web.plots import grid
-from app.web.tabs.settings import Controls, methods
+from app.web.tabs.settings import Controls, methods, number
 from app.web.token_view import token_view
-from app.web.verdicts import another_text, difference, gained, title_of, waiting_line
-from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, warn
+from app.web.verdicts import (
+    LEFT_AND_RIGHT,
+    PLAIN_AND_DRAFTS,
+    another_text,
+    difference,
+    gained,
+    title_of,
+    waiting_line,
+)
+from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, told, warn
 from engine.errors import Cancelled, StrataError
+from engine.methods import PLAIN, method_named
 from engine.metrics import summarise
+from engine.models.loaders import kind_of
 from engine.queue import Waiting
-from engine.runs import verdict
-from engine.types import NO_RUN, Run
+from engine.runs import Verdict, verdict
+from engine.settings import BUDGETS
+from engine.types import NO_RUN, TIERS, Run
 from storage.conversations import Piece
 
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
 MOST_REPEATS = 7
 UPDATES_PER_SECOND = 5
+LOADED = ("The loaded model", "")
+AS_CHOSEN = "as in Settings"
+NAMES = ("Left", "Right")
+
+
+@dataclass(slots=True)
+class Choices:
+    """What one side is: its method and its model (None for guests, who cannot exchange it), and
+    what it has of its own where that is not as in Settings."""
+
+    method: gr.Dropdown
+    model: gr.Dropdown | None
+    temperature: gr.Textbox
+    tiers: gr.Dropdown
+    budget: gr.Dropdown
+    nodes: gr.Textbox
+
+    @property
+    def inputs(self) -> list[gr.components.Component]:
+        """What `side_of` takes."""
+        model = [self.model] if self.model is not None else []
+        return [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
 
 
 @dataclass(slots=True)
 class Parts:
-    """The tab's components."""
+    """The tab's components. `method` is that of the right side."""
 
     prompt: gr.Textbox
-    method: gr.Dropdown
+    sides: tuple[Choices, Choices]
     repeats: gr.Slider
     run: gr.Button
     stop: gr.Button
@@ -43,9 +80,13 @@ class Parts:
     charts: gr.Column
     plots: list[gr.Plot]
 
+    @property
+    def method(self) -> gr.Dropdown:
+        return self.sides[RIGHT].method
+
 
 def build(session: Session) -> Parts:
-    """Question, verdict, both answers side by side, charts."""
+    """Question, the two sides, verdict, both answers side by side, charts."""
     with gr.Row(elem_classes="ask"):
         prompt = gr.Textbox(
             PROMPT,
@@ -56,35 +97,131 @@ def build(session: Session) -> Parts:
             elem_id="compare-prompt",
             info="Sampling, seed and system prompt come from the Settings tab.",
         )
-        with gr.Column(scale=3, min_width=280):
-            method = gr.Dropdown(
-                choices(session),
-                value="hd",
-                label="Compare plain decoding with",
-                allow_custom_value=True,
-                elem_id="compare-method",
-            )
-            repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats")
+        repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats", scale=2)
         with gr.Column(scale=1, min_width=110, elem_classes="go"):
             run = gr.Button("Compare", variant="primary", elem_id="compare")
-            stop = gr.Button("Stop", variant="stop", visible=False)
+            stop = gr.Button("Stop", variant="stop", visible=False, elem_id="compare-stop")
+    with gr.Row(elem_classes="sides ask"):
+        left = build_side(session, LEFT, PLAIN.name)
+        right = build_side(session, RIGHT, "hd")
     result = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
     with gr.Row(elem_classes="sides"):
         with gr.Column(min_width=320):
             plain_head = gr.HTML(head("Plain decoding", None), apply_default_css=False)
-            plain = token_view(elem_classes="transcript side")
+            plain = token_view(elem_classes="transcript side", elem_id="compare-plain")
         with gr.Column(min_width=320):
             fast_head = gr.HTML(head("With drafts", None), apply_default_css=False)
             fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
     with gr.Column(visible=False) as charted:
         plots = grid(drawn(None))
     heads, views = (plain_head, fast_head), (plain, fast)
-    return Parts(prompt, method, repeats, run, stop, result, heads, views, charted, plots)
+    return Parts(prompt, (left, right), repeats, run, stop, result, heads, views, charted, plots)
+
+
+def build_side(session: Session, side: int, method: str) -> Choices:
+    """The choices of one side; what is rarely another is folded away."""
+    name, key = NAMES[side], "compare" if side == RIGHT else "compare-left"
+    with gr.Column(min_width=320, elem_classes="card"):
+        with gr.Row(elem_classes="pair"):
+            chosen = gr.Dropdown(
+                choices(session),
+                value=method,
+                label=f"{name}: method",
+                allow_custom_value=True,
+                min_width=200,
+                elem_id=f"{key}-method",
+            )
+            model = None
+            if not session.guests:
+                model = gr.Dropdown(
+                    [LOADED],
+                    value="",
+                    label=f"{name}: model",
+                    min_width=200,
+                    elem_id=f"{key}-model",
+                )
+        with (
+            gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"),
+            gr.Row(elem_classes="pair"),
+        ):
+            temperature = gr.Textbox(
+                label=f"{name}: temperature",
+                placeholder=AS_CHOSEN,
+                max_lines=1,
+                min_width=120,
+                elem_id=f"{key}-temperature",
+            )
+            tiers = gr.Dropdown(
+                [(ink(tier).title, tier) for tier in TIERS],
+                value=[],
+                multiselect=True,
+                label=f"{name}: databases (none: {AS_CHOSEN})",
+                min_width=220,
+            )
+            budget = gr.Dropdown(
+                [(AS_CHOSEN.capitalize(), ""), *((one.capitalize(), one) for one in BUDGETS)],
+                value="",
+                label=f"{name}: draft size",
+                min_width=140,
+            )
+            nodes = gr.Textbox(
+                label=f"{name}: most drafted tokens",
+                placeholder=AS_CHOSEN,
+                max_lines=1,
+                min_width=140,
+            )
+    return Choices(chosen, model, temperature, tiers, budget, nodes)
 
 
 def choices(session: Session) -> list[tuple[str, str]]:
-    """What plain decoding can be compared with."""
-    return [(title, name) for title, name in methods(session) if name != "plain"]
+    """The methods that a side can have."""
+    return methods(session)
+
+
+def models_of(session: Session) -> list[tuple[str, str]]:
+    """The models that a side can have: those on this machine. Raises StorageError."""
+    loaders = session.models.loaders
+    there = (
+        candidate
+        for candidate in session.models.candidates()
+        if not candidate.loaded and loaders.present(candidate.source)
+    )
+    return [LOADED, *map(models_html.choice, there)]
+
+
+def side_of(preferences: Preferences, values: Sequence[object]) -> Side:
+    """A side from the values of its inputs; what is left open is as in Settings. Raises
+    SettingError."""
+    method, temperature, tiers, budget, nodes, *model = values
+    generation, drafting = preferences.generation, preferences.drafting
+    if temperature:
+        heat: Any = typed(temperature)
+        drawn = replace(generation.sampling, temperature=heat)
+        generation = replace(generation, sampling=drawn)
+    if isinstance(tiers, list | tuple) and tiers:
+        drafting = replace(drafting, tiers=tuple(tiers))
+    if budget:
+        drafting = replace(drafting, budget=str(budget))
+    if nodes:
+        drafting = replace(drafting, nodes=number(0, typed(nodes)))
+    source = str(model[0] or "") if model else ""
+    return Side(method_named(str(method), drafting), generation, source)
+
+
+def typed(value: object) -> object:
+    """A number that was typed; anything else as it is, which the settings refuse in words."""
+    try:
+        return float(str(value).replace(",", "."))
+    except ValueError:
+        return value
+
+
+def model_words(session: Session, source: str) -> str:
+    """What a model is called, with its kind: a folder and a GGUF file may share a name."""
+    info = session.current.info
+    if not source or source == session.models.source:
+        return f"{info.name} ({info.kind})"
+    return f"{title_of_model(source)} ({kind_of(source)})"
 
 
 def idle(session: Session) -> str:
@@ -115,42 +252,122 @@ def head(title: str, run: Run | None) -> str:
     return f'<div class="side-head"><h3>{escape(title)}</h3>{words}</div>'
 
 
+def heading(progress: Progress, run: Run, model: str) -> str:
+    """What a side is called: its method, and what else it has of its own."""
+    title = title_of(run.method)
+    if progress.differs == "model" or progress.foreign:
+        return f"{title} · {model}"
+    settings = run.settings.get("generation", {}).get("sampling", {})
+    if progress.differs == "settings" and "temperature" in settings:
+        return f"{title} · temperature {settings['temperature']:g}"
+    return title
+
+
 def banner(session: Session, progress: Progress, repeats: int) -> str:
     """The verdict over all finished repeats; token texts are escaped."""
     if progress.cancelled and not progress.pairs:
         return '<div class="verdict">Stopped before both runs were finished.</div>'
-    verdicts = [verdict(session.current.text, plain, fast) for plain, fast in progress.pairs]
-    for number, found in enumerate(verdicts, start=1):
+    verdicts = [] if progress.differs else [judged(session, progress, *p) for p in progress.pairs]
+    sides = PLAIN_AND_DRAFTS if is_plain(progress, LEFT) else LEFT_AND_RIGHT
+    for repeat, found in enumerate(verdicts, start=1):
         if not found.identical and progress.same_text:
-            return difference(found, f" in repeat {number}")
+            return difference(found, f" in repeat {repeat}", sides)
     if len(progress.pairs) < repeats and not progress.cancelled:
         name = title_of(progress.running.method) if progress.running else "Next"
         so_far = f"; identical in {len(progress.pairs)} so far" if progress.pairs else ""
         so_far = so_far if progress.same_text else ""
         at = f"repeat {progress.repeat + 1} of {repeats}{so_far}"
         return f'<div class="verdict running">{escape(name)}, {at} …</div>'
-    found_ratios = [pair.whole for pair in progress.speedups if pair.whole is not None]
-    count = len(progress.pairs[-1][0].tokens)
-    spread = ""
-    if len(found_ratios) > 1 and progress.speedup.whole is not None:
-        spread = f"; repeats {min(found_ratios):.2f}–{max(found_ratios):.2f}×"
-    ended = "stopped early, " if progress.cancelled else ""
-    speed = f"{ended}{gained(progress.speedup, 'median speedup')}{spread}"
+    if progress.differs:
+        return unlike(progress)
+    speed = outcome(progress)
     other = next((found for found in verdicts if not found.identical), None)
     if other is not None:
         return another_text(other, speed)
+    count = len(progress.pairs[-1][LEFT].tokens)
     return (
         f'<div class="verdict same"><b>Identical</b>: all {count:,} tokens in '
         f"{len(progress.pairs)} of {repeats} repeats ({speed}).</div>"
     )
 
 
+def judged(session: Session, progress: Progress, left: Run, right: Run) -> Verdict:
+    """Whether a pair said the same. The tokens of a model that is gone are spelled by the runs."""
+    if not progress.foreign:
+        return verdict(session.current.text, left, right)
+    spelled = {token.id: token.text for run in (left, right) for token in run.tokens}
+    return verdict(lambda tokens: "".join(spelled[one] for one in tokens), left, right)
+
+
+def is_plain(progress: Progress, side: int) -> bool:
+    """Whether a side decodes plainly, as far as is known."""
+    return not progress.pairs or progress.pairs[-1][side].method == PLAIN.name
+
+
+def outcome(progress: Progress) -> str:
+    """How many times as fast the right side was, with its spread, as our own markup."""
+    ended = "stopped early, " if progress.cancelled else ""
+    of = "median speedup" if is_plain(progress, LEFT) else "median speedup of the right side"
+    return f"{ended}{gained(progress.speedup, of)}{spread(progress)}"
+
+
+def spread(progress: Progress) -> str:
+    """From where to where the repeats went; nothing for a single one."""
+    told = [ratio for ratio in ratios(progress) if ratio is not None]
+    if len(told) < 2 or whole(progress) is None:
+        return ""
+    return f"; repeats {min(told):.2f}–{max(told):.2f}×"
+
+
+def ratios(progress: Progress | None) -> list[float | None]:
+    """How many times as fast the right side was in each pair: by the time of a token, or of a
+    character where the tokens of two models are not equally long."""
+    if progress is None:
+        return []
+    if progress.differs == "model":
+        return [replace(progress, pairs=(pair,)).by_character for pair in progress.pairs]
+    return [pair.whole for pair in progress.speedups]
+
+
+def whole(progress: Progress | None) -> float | None:
+    """The same over all pairs."""
+    if progress is None:
+        return None
+    return progress.by_character if progress.differs == "model" else progress.speedup.whole
+
+
+def unlike(progress: Progress) -> str:
+    """The verdict on two sides whose texts may well differ: their speeds."""
+    count = len(progress.pairs)
+    over = f"{count} repeat{'s' * (count > 1)}" + (", stopped early" if progress.cancelled else "")
+    words = "Their texts may differ, so only speeds and texts are shown."
+    if progress.differs == "model":
+        title, what = "Two models", "characters per second"
+        more = f"{spread(progress)}). Tokens of two models are not equally long."
+    else:
+        title, what = "Other settings", "tokens per second"
+        more = f"{spread(progress)}; decoding alone {times(progress.speedup.decoding)})."
+    return (
+        f'<div class="verdict"><b>{title}</b>, {over}. {words} The right side writes '
+        f"<b>{times(whole(progress))}</b> as many {what} (median of whole answers{more}</div>"
+    )
+
+
 def drawn(progress: Progress | None) -> list[go.Figure]:
-    """The six charts of the latest pair."""
-    plain, fast = progress.pairs[-1] if progress and progress.pairs else (NO_RUN, NO_RUN)
-    repeats = [pair.whole for pair in progress.speedups] if progress else []
-    whole = progress.speedup.whole if progress else None
-    return [charts.speedups(repeats, whole), *charts.of_run(fast, plain)]
+    """The six charts of the latest pair: of the side that drafts, the other one beside it."""
+    left, right = progress.pairs[-1] if progress and progress.pairs else (NO_RUN, NO_RUN)
+    first = charts.speedups(ratios(progress), whole(progress))
+    if progress is None or is_plain(progress, LEFT) and not progress.differs:
+        return [first, *charts.of_run(right, left)]
+    first.update_layout(title_text="Speed of the right side over the left one")
+    backwards = is_plain(progress, RIGHT) and not is_plain(progress, LEFT)
+    fast, other = (left, right) if backwards else (right, left)
+    figures = charts.of_run(fast, other)
+    names = dict(
+        zip(("with drafts", "plain"), NAMES[::1] if backwards else NAMES[::-1], strict=True)
+    )
+    figures[0].for_each_trace(lambda line: line.update(name=names.get(line.name, line.name)))
+    return [first, *figures]
 
 
 def side(name: str, run: Run) -> render.Data:
@@ -159,55 +376,96 @@ def side(name: str, run: Run) -> render.Data:
     return render.side_by_side(name, pieces)
 
 
-def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserState) -> None:
-    """Connect the run and its end."""
+class Handlers:
+    """What the tab's events do."""
 
-    def updates(progress: Progress, repeats: int) -> Updates:
-        shown: Updates = {parts.verdict: banner(session, progress, repeats)}
+    def __init__(self, session: Session, parts: Parts, controls: Controls) -> None:
+        self.session, self.parts, self.controls = session, parts, controls
+
+    def updates(self, progress: Progress, repeats: int, models: Sequence[str]) -> Updates:
+        """What the page shows of a comparison by now; `models` are those of the sides, in words."""
+        parts = self.parts
+        shown: Updates = {parts.verdict: banner(self.session, progress, repeats)}
         running = progress.running
         if running is not None:
-            at = 0 if running.method == "plain" else 1
-            shown[parts.heads[at]] = head(title_of(running.method), running)
-            shown[parts.views[at]] = side(f"{running.method}-{progress.repeat}", running)
+            at = progress.side
+            shown[parts.heads[at]] = head(heading(progress, running, models[at]), running)
+            shown[parts.views[at]] = side(f"{at}-{running.method}-{progress.repeat}", running)
+        elif progress.pairs:
+            shown |= dict(zip(parts.plots, drawn(progress), strict=True))
+            shown[parts.charts] = gr.update(visible=True)
         return shown
 
+    def sides(self, values: Sequence[object]) -> tuple[str, tuple[Side, Side]]:
+        """The system prompt and both sides, with one seed. Raises SettingError."""
+        own = len(self.parts.sides[LEFT].inputs)
+        system, preferences = self.controls.read(values[2 * own :])
+        same = replace(preferences, generation=preferences.seeded(), fresh_seed=False)
+        return system, (side_of(same, values[:own]), side_of(same, values[own : 2 * own]))
+
     def run(
-        request: gr.Request,
-        text: str,
-        method: str,
-        repeats: float,
-        memory: Memory,
-        *values: object,
+        self, request: gr.Request, text: str, repeats: float, memory: Memory, *values: object
     ) -> Iterator[Updates]:
+        """Compare, until it is over or stopped."""
+        session, parts = self.session, self.parts
         owner, pace = owner_of(session, memory, request), Pace(1 / UPDATES_PER_SECOND)
         yield {parts.run: gr.update(visible=False), parts.stop: gr.update(visible=True)}
+        last: Progress | None = None
         try:
-            system, preferences = controls.read(values)
-            chosen = preferences.with_method(method)
-            for progress in session.proofs.compare(owner, text, system, chosen, int(repeats)):
+            system, sides = self.sides(values)
+            models = [model_words(session, side.source) for side in sides]
+            found = session.proofs.compare_sides(owner, text, system, sides, int(repeats))
+            for progress in found:
                 if isinstance(progress, Waiting):
-                    yield {parts.verdict: waiting_line(progress)}
+                    # Once all is over, only the usual model is waited for: the verdict stays.
+                    if last is None or not (last.over or last.cancelled):
+                        yield {parts.verdict: waiting_line(progress)}
                     continue
-                finished = progress.running is None
-                last = progress.running is not None and progress.running.finish
-                if finished or last or pace.due():
-                    shown = updates(progress, int(repeats))
-                    if finished and progress.pairs:
-                        shown |= dict(zip(parts.plots, drawn(progress), strict=True))
-                        shown[parts.charts] = gr.update(visible=True)
-                    yield shown
+                last, running = progress, progress.running
+                if running is None or running.finish or pace.due():
+                    yield self.updates(progress, int(repeats), models)
         except Cancelled:
             yield {parts.verdict: idle(session)}
         except StrataError as error:
             warn(str(error))
+            yield {parts.verdict: idle(session)}
         pass_on(session, owner)
         yield {parts.run: gr.update(visible=True), parts.stop: gr.update(visible=False)}
 
-    def stop(request: gr.Request, memory: Memory) -> None:
-        session.tasks.stop(owner_of(session, memory, request), "")
+    def stop(self, request: gr.Request, memory: Memory) -> None:
+        """End it; finished pairs stay."""
+        self.session.tasks.stop(owner_of(self.session, memory, request), "")
 
+    def offer(self, *chosen: str | None) -> Updates:
+        """The methods and models that there are now; one that is gone is not chosen any more."""
+        offered, found = choices(self.session), Updates()
+        for each in self.parts.sides:
+            found[each.method] = gr.update(choices=offered)
+        with told():
+            there = models_of(self.session) if chosen else []
+            for each, source in zip(self.parts.sides, chosen, strict=False):
+                assert each.model is not None
+                kept = source if source in dict(there).values() else ""
+                found[each.model] = gr.update(choices=there, value=kept)
+        return found
+
+
+def wire(
+    session: Session,
+    parts: Parts,
+    controls: Controls,
+    memory: gr.BrowserState,
+    tab: gr.Tab | None = None,
+) -> None:
+    """Connect the run and its end, and what is offered when the `tab` opens."""
+    on = Handlers(session, parts, controls)
     shown_by_run = [parts.verdict, *parts.heads, *parts.views, parts.charts, *parts.plots]
     outputs = [parts.run, parts.stop, *shown_by_run]
-    inputs = [parts.prompt, parts.method, parts.repeats, memory, *controls.inputs]
-    parts.run.click(run, inputs, outputs, **AT_ONCE)
-    parts.stop.click(stop, memory, None, **AT_ONCE)
+    chosen = [each for choice in parts.sides for each in choice.inputs]
+    inputs = [parts.prompt, parts.repeats, memory, *chosen, *controls.inputs]
+    parts.run.click(on.run, inputs, outputs, **AT_ONCE)
+    parts.stop.click(on.stop, memory, None, **AT_ONCE)
+    if tab is not None:
+        models = [each.model for each in parts.sides if each.model is not None]
+        offers = [*(each.method for each in parts.sides), *models]
+        tab.select(on.offer, models, offers, **AT_ONCE)
