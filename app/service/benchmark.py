@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
-from app.service.benchmark_report import Drop, Plan, Report, comparable, drops, report, stored_plan
+from app.service.benchmark_report import (
+    FEWEST,
+    Drop,
+    Plan,
+    Report,
+    comparable,
+    drops,
+    report,
+    stored_plan,
+)
 from app.service.comparison import followed
 from app.service.current import Current
 from app.service.draft_models import Stacks
@@ -277,7 +286,10 @@ class BenchmarkRuns:
         return None
 
     def lost(self, owner: str, now: Report) -> tuple[Report | None, list[Drop]]:
-        """The last benchmark that measured the same, and what became slower since."""
+        """The last benchmark that measured the same, and what became slower since: nothing, while
+        that would be said of a few of many questions."""
+        if now.complete < min(FEWEST, len(now.plan.questions)):
+            return None, []
         before = self.before(owner, now.benchmark)
         return before, drops(now, before) if before else []
 

@@ -22,7 +22,7 @@ from storage.benchmarks import Benchmark, Result
 DROP = 0.10
 """So much less than in the last run is told."""
 FEWEST = 4
-"""Questions before quartiles mean something."""
+"""Questions before quartiles, or a comparison with the last run, mean something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,27 +265,48 @@ class Drop:
         return 1 - self.now / self.before
 
 
+def differences(one: Benchmark, other: Benchmark) -> list[str]:
+    """What two benchmarks do not share, in words: then a change may come from that."""
+    shared = {
+        "model": one.fingerprint == other.fingerprint,
+        "machine": one.machine == other.machine,
+        "questions": one.asked == other.asked,
+        "settings": one.plan.get("generation") == other.plan.get("generation"),
+        "past answers": one.plan.get("known") == other.plan.get("known"),
+    }
+    return [name for name, same in shared.items() if not same]
+
+
 def comparable(one: Benchmark, other: Benchmark) -> bool:
     """Whether two benchmarks asked one model the same, on one machine, with the same settings."""
-    same = "fingerprint", "machine", "asked"
-    return all(getattr(one, name) == getattr(other, name) for name in same) and all(
-        one.plan.get(name) == other.plan.get(name) for name in ("generation", "known")
+    return not differences(one, other)
+
+
+Sides = tuple[dict[Method, Figures], dict[Method, Figures]]
+
+
+def shared(one: Report, other: Report) -> Sides:
+    """The figures of the methods that two benchmarks of the same questions share, over those that
+    both have answered. A method is the same where it drafts with the same settings."""
+    both = [place for place in one.measured if place in other.measured]
+    methods = [method for method in one.plan.methods if method in other.plan.methods]
+    if not both:
+        return {}, {}
+    new, old = (
+        {each: figures(report.plan, report.measured, both, each) for each in methods}
+        for report in (one, other)
     )
+    return new, old
 
 
 def drops(now: Report, before: Report) -> list[Drop]:
     """What became slower by more than DROP, over the questions that both have answered."""
-    both = [place for place in now.measured if place in before.measured]
-    shared = [method for method in now.plan.methods if method in before.plan.methods]
-    if not both or not shared:
-        return []
-    new = {m: figures(now.plan, now.measured, both, m) for m in shared}
-    old = {m: figures(before.plan, before.measured, both, m) for m in shared}
+    new, old = shared(now, before)
     plain = None
-    if PLAIN in shared:
+    if PLAIN in new:
         plain = 1 - new[PLAIN].tokens_per_second / old[PLAIN].tokens_per_second
     found = []
-    for method in shared:
+    for method in new:
         values = {
             "speed": (old[method].tokens_per_second, new[method].tokens_per_second),
             "speedup": (old[method].speedup.whole, new[method].speedup.whole),

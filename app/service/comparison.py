@@ -17,11 +17,12 @@ from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Speedup
 from engine.engine import Engine, Event, Measured, Notice, Request, Started, answered
 from engine.errors import Cancelled, ModelError
+from engine.hsd.profile import Profile
 from engine.methods import PLAIN, Method
 from engine.metrics import summarise
 from engine.queue import Waiting
 from engine.runs import Collector, Verdict, keeps_text, planned, worth
-from engine.settings import Generation
+from engine.settings import Generation, Sampling
 from engine.streams import Stream
 from engine.types import NO_RUN, Learned, Prefill, Run, Step
 
@@ -186,6 +187,8 @@ class Pairs:
         self.foreign = False
         self.ready: Callable[[int], Iterator[Waiting]] = lambda side: iter(())
         """Has the model of a side loaded."""
+        self.profile: Callable[[Sampling], Profile | None] = lambda sampling: None
+        """The profile of the draft models that there are when a run begins."""
         self.unlearn: Callable[[Started], Measured] | None = None
         """What the drafters may know in runs of such a prompt, where that has to be found out."""
         self.infos: list[BackendInfo | None] = [info, info]
@@ -215,7 +218,8 @@ class Pairs:
         measured = self.known[side] or Measured()
         measured = replace(measured, warm=side in self.cold)
         self.cold -= {side} if self.differs == "model" else {LEFT, RIGHT}
-        request = replace(request, measured=measured)
+        profile = self.profile(request.generation.sampling)
+        request = replace(request, measured=measured, profile=profile)
 
         def begun(started: Started) -> None:
             self.same_model(side, started.info)

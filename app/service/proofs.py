@@ -233,10 +233,6 @@ class Proofs:
         """Pairs of runs of two requests by the model of `info`, or whichever is loaded; they end
         with `task`."""
         owner = requests[RIGHT].owner
-        left, right = (
-            replace(request, profile=self.stacks.profile_for(request.generation.sampling))
-            for request in requests
-        )
 
         def reply(
             wanted: WantedPastAnswers | WantedContextLog,
@@ -246,4 +242,6 @@ class Proofs:
         def report(problem: str) -> None:
             self.notices.report(owner, problem)
 
-        return Pairs(self.engine, (left, right), measured, reply, report, task.stop, info)
+        pairs = Pairs(self.engine, requests, measured, reply, report, task.stop, info)
+        pairs.profile = self.stacks.profile_for
+        return pairs

@@ -5,7 +5,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from app.service.benchmark_report import Figures, Report
-from app.web.charts import framed
+from app.web.charts import HEIGHT, framed
 from app.web.colors import DRAFT_SHADES, INK, INKS, PLAIN, STAGES
 from app.web.verdicts import title_of
 from engine import methods
@@ -35,7 +35,9 @@ def by_category(report: Report | None) -> go.Figure:
     plain = report is not None and any(one.method == methods.PLAIN.name for one in report.figures)
     title = "Speedup over plain decoding" if plain else "Speed"
     figure = framed(f"{title}, by category", "", "times as fast" if plain else "tokens/s", True)
-    figure.update_layout(barmode="group")
+    # The legend has a line per method where the window is narrow.
+    lines = 20 * max(0, len(report.plan.methods) - 2) if report else 0
+    figure.update_layout(barmode="group", margin={"t": 70 + lines}, height=HEIGHT + 50 + lines)
     if report is None or not report.figures:
         return figure
     groups = {ALL: report.figures, **report.categories}

@@ -5,7 +5,7 @@ from datetime import datetime
 from html import escape
 
 from app.service.benchmark import Standing
-from app.service.benchmark_report import DROP, Drop, Figures, Report, comparable
+from app.service.benchmark_report import DROP, Drop, Figures, Report, differences, shared
 from app.web.benchmark_charts import ALL
 from app.web.metrics_panel import milliseconds, times
 from app.web.stack_html import fine, line
@@ -86,9 +86,9 @@ def standing_of(report: Report) -> str:
             f"{stored.done:,} of {stored.runs:,} runs are done. Figures begin with the first "
             "question that every method has answered."
         )
-    said = f"Figures are of the {report.complete:,} questions that every method has answered"
+    said = f"Figures are of {report.complete:,} of {whole:,} questions"
     if report.complete == whole:
-        said = f"Figures are of all {whole:,} questions"
+        said = f"Figures are of all {whole:,} question{'s' * (whole > 1)}"
     return f"{said}; {stored.done:,} of {stored.runs:,} runs are done."
 
 
@@ -97,7 +97,7 @@ def notes(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
     found = [dropped(drop, before) for drop in drops if before is not None]
     if before is not None and not drops and report.complete:
         words = (
-            f"No method lost more than {DROP:.0%} since {when(before.benchmark.created)} "
+            f"No method lost more than {percent(DROP)} since {when(before.benchmark.created)} "
             f"(version {before.benchmark.version})."
         )
         found.append(line("", "Compared with the last run", words))
@@ -129,10 +129,10 @@ def dropped(drop: Drop, before: Report | None) -> str:
     )
     if drop.what == "speed" and drop.plain is not None and drop.method != PLAIN.name:
         if drop.plain > DROP:
-            words += f" Plain decoding lost {drop.plain:.0%} too: the machine was slower."
+            words += f" Plain decoding lost {percent(drop.plain)} too: the machine was slower."
         else:
             words += " Plain decoding was as fast as before."
-    title = f"{drop.share:.0%} {'less speedup' if drop.what == 'speedup' else 'slower'}"
+    title = f"{percent(drop.share)} {'less speedup' if drop.what == 'speedup' else 'slower'}"
     return line("differs", title, words)
 
 
@@ -155,7 +155,7 @@ def row(each: Figures) -> list[str]:
         spread,
         times(each.speedup.decoding),
         f"{each.tokens_per_step:.2f}",
-        DASH if each.accepted is None else f"{each.accepted:.0%}",
+        DASH if each.accepted is None else percent(each.accepted),
         milliseconds(each.first_seconds),
         same(each),
     ]
@@ -200,16 +200,18 @@ def cell(each: Figures, plain: bool) -> str:
 
 
 def beside(one: Report, other: Report) -> str:
-    """Two benchmarks side by side, the method's figures of each and how they changed."""
-    words = ""
-    if not comparable(one.benchmark, other.benchmark):
-        words = line(
-            "",
-            "Not the same",
-            "The two differ in model, machine, settings or questions. Their figures stand side by "
-            "side, but the change says nothing of one of these alone.",
-        )
+    """Two benchmarks side by side: the methods' figures of each, and how they changed. Where they
+    asked the same, over the questions that both have answered."""
+    apart, words = differences(one.benchmark, other.benchmark), ""
     left, right = ({each.method: each for each in report.figures} for report in (one, other))
+    if apart:
+        listed = ", ".join(apart)
+        words = line("", "Not the same", f"They differ in: {listed}. A change may come from that.")
+    if "questions" not in apart:
+        own, others = shared(one, other)
+        left, right = (
+            {method.name: each for method, each in side.items()} for side in (own, others)
+        )
     then = f"on {when(other.benchmark.created)}"
     titles = ("Method", "Tokens/s", then, "Change", "Speedup", then, "Change")
     rows = []
@@ -220,9 +222,14 @@ def beside(one: Report, other: Report) -> str:
             now, past = (each and figure(each) for each in (here, there))
             show = (lambda value: f"{value:,.1f}") if figure is speed else times
             cells += [show(value) if value else DASH for value in (now, past)]
-            cells.append(f"{now / past - 1:+.0%}" if now and past else DASH)
+            cells.append(f"{percent(now / past - 1, '+')}" if now and past else DASH)
         rows.append(cells)
     return f"{words}{table(f'Beside {title(other.benchmark)}', titles, rows)}"
+
+
+def percent(share: float, sign: str = "") -> str:
+    """A share in hundredths."""
+    return f"{100 * share:{sign}.0f} %".replace("-", "−")
 
 
 def speed(each: Figures) -> float | None:

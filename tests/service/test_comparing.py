@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.engine import Request
-from engine.errors import Cancelled, ModelError, SettingError
+from engine.errors import Cancelled, EngineDied, ModelError, SettingError
 from engine.local import Local
 from engine.methods import METHODS, PLAIN
 from engine.metrics import summarise
@@ -200,6 +201,36 @@ def test_however_it_ends_the_first_model_is_back(session: Session, shelf: Shelf,
     conversation = session.chat.say(OWNER, None, "and now?")
     *_, answer = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
     assert Traces(session.database, OWNER).history()[0].model == "one"
+
+
+def test_the_first_model_is_back_after_the_engine_ended_and_came_again(
+    session: Session, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempts meet no engine, or another load that came first."""
+    start, left = session.models.start, [EngineDied("It ended."), EngineDied("It ended.")]
+
+    def dead(source: str, *more: Any) -> Any:
+        if source == shelf.source("one") and left:
+            raise left.pop()
+        return start(source, *more)
+
+    monkeypatch.setattr(session.models, "start", dead)
+    last = last_of(sides(session, Side(PLAIN, GENERATION), other_of(shelf), 1))
+    assert last.over and not left
+    assert at_home(session, shelf)
+
+
+def test_a_first_model_that_cannot_come_back_is_told(session: Session, shelf: Shelf) -> None:
+    shelf.broken.add("one")
+    last = last_of(sides(session, Side(PLAIN, GENERATION), other_of(shelf), 1))
+    assert last.over
+    assert soon(lambda: not session.lending.lock.locked()) and not session.lending.closed
+    (told,) = session.notices.take(OWNER)
+    assert "one was not loaded again" in told and "damaged" in told
+
+
+def other_of(shelf: Shelf) -> Side:
+    return Side(PLAIN, GENERATION, shelf.source("two"))
 
 
 def test_an_answer_waits_for_the_usual_model_and_does_not_wait_for_all_pairs(

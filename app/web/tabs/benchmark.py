@@ -21,6 +21,7 @@ from app.service.benchmark_export import as_csv, as_json
 from app.service.benchmark_report import Plan, Report
 from app.service.session import Session
 from app.web import benchmark_charts, benchmark_html
+from app.web.metrics_panel import times
 from app.web.stack_html import fine
 from app.web.tabs.settings import Controls, methods, number
 from app.web.verdicts import title_of
@@ -37,7 +38,9 @@ MOST, TOKENS = 13, 128
 """One question of each category of the sample, and the length of an answer, unless it is chosen."""
 LOOK_SECONDS, DRAW_EVERY = 0.4, 5
 """How often a page looks how far it is, and every so many looks draws what there is."""
-HEADERS = ["When", "Questions", "Model", "Version", "Methods", "Runs", "Best speedup"]
+TOLD = 20
+"""The newest benchmarks, whose best speedup is told in the history."""
+HEADERS = ["When", "Questions", "Model", "Version", "Runs", "Best speedup", "Methods"]
 NOTHING = fine("No benchmark yet. Choose questions and methods, then press Run.")
 SAVE_FILE = """(told) => {
   if (!told) return;
@@ -60,7 +63,7 @@ class Parts:
 
     tab: gr.Tab
     source: gr.Radio
-    files: gr.Group
+    files: gr.Column
     path: gr.Textbox
     upload: gr.UploadButton
     read: gr.State
@@ -78,6 +81,7 @@ class Parts:
     resume: gr.Button
     status: gr.HTML
     result: gr.HTML
+    detail: gr.HTML
     chart: gr.Plot
     tools: gr.Row
     beside: gr.Dropdown
@@ -102,9 +106,18 @@ def build(tab: gr.Tab, session: Session) -> Parts:
     made["chart"] = gr.Plot(
         None, show_label=False, container=False, visible=False, elem_id="benchmark-chart"
     )
-    with gr.Row(visible=False, elem_classes="presets") as made["tools"]:
-        made["csv"] = gr.Button("Save as CSV", size="sm", elem_id="benchmark-csv")
-        made["json"] = gr.Button("Save as JSON", size="sm", elem_id="benchmark-json")
+    made["detail"] = gr.HTML(elem_id="benchmark-detail", apply_default_css=False)
+    with gr.Row(visible=False, elem_classes="ask tools-of-results") as made["tools"]:
+        made["beside"] = gr.Dropdown(
+            [("None", "")],
+            value="",
+            label="Set another benchmark beside it",
+            scale=4,
+            min_width=260,
+            elem_id="benchmark-beside",
+        )
+        made["csv"] = gr.Button("Save as CSV", size="sm", min_width=110, elem_id="benchmark-csv")
+        made["json"] = gr.Button("Save as JSON", size="sm", min_width=110, elem_id="benchmark-json")
     made["history"] = gr.Dataframe(
         headers=HEADERS,
         datatype="str",
@@ -112,13 +125,6 @@ def build(tab: gr.Tab, session: Session) -> Parts:
         elem_id="benchmarks",
         max_height=300,
         label="Earlier benchmarks, newest first. Click one to see it.",
-    )
-    made["beside"] = gr.Dropdown(
-        [("None", "")],
-        value="",
-        label="Set another one beside it",
-        elem_id="benchmark-beside",
-        visible=False,
     )
     made |= {"ids": gr.State([]), "shown": gr.State(None), "read": gr.State(None)}
     made["outgoing"] = gr.Textbox(visible="hidden")
@@ -135,7 +141,7 @@ def build_questions() -> dict[str, Block]:
         label="From",
         elem_id="benchmark-source",
     )
-    with gr.Group(visible=False) as made["files"]:
+    with gr.Column(visible=False) as made["files"]:
         made["path"] = gr.Textbox(
             label="Path of a file with a JSON object per line",
             placeholder="/home/me/Spec-Bench/question.jsonl",
@@ -182,15 +188,15 @@ def build_answers(session: Session) -> dict[str, Block]:
             TOKENS,
             label="Most tokens of an answer",
             precision=0,
-            min_width=130,
+            min_width=150,
             elem_id="benchmark-tokens",
         )
         made["repeats"] = gr.Slider(
-            1, MOST_REPEATS, value=1, step=1, label="Times each question is asked", min_width=170
+            1, MOST_REPEATS, value=1, step=1, label="Repeats of each question", min_width=230
         )
     with gr.Row(elem_classes="pair"):
-        made["temperature"] = gr.Number(0.0, label="Temperature for all", min_width=130)
-        made["seed"] = gr.Number(0, label="Seed for all", precision=0, min_width=130)
+        made["temperature"] = gr.Number(0.0, label="Temperature for all", min_width=150)
+        made["seed"] = gr.Number(0, label="Seed for all", precision=0, min_width=150)
     made["known"] = gr.Checkbox(
         False,
         label="Past answers may draft",
@@ -213,8 +219,8 @@ def counted(questions: Sequence[Question]) -> str:
     return fine(f"{len(questions):,} question{'s' * (len(questions) != 1)}: {many}.")
 
 
-def line(stored: Benchmark, best: float | None) -> list[str]:
-    """One row of the history."""
+def line(stored: Benchmark, best: str) -> list[str]:
+    """One row of the history, with the best speedup."""
     named = stored.plan.get("methods")
     names = [str(each.get("name")) for each in named if isinstance(each, dict)] if named else []
     return [
@@ -222,15 +228,16 @@ def line(stored: Benchmark, best: float | None) -> list[str]:
         stored.title,
         stored.model,
         stored.version,
-        ", ".join(title_of(name) for name in names),
         f"{stored.done:,} of {stored.runs:,}",
-        "–" if best is None else f"{best:.2f}×",
+        best,
+        ", ".join(title_of(name) for name in names),
     ]
 
 
-def best_of(report: Report) -> float | None:
+def best_of(report: Report) -> str:
     """The largest speedup of a benchmark."""
-    return max((one.speedup.whole for one in report.figures if one.speedup.whole), default=None)
+    told = [one.speedup.whole for one in report.figures if one.speedup.whole]
+    return times(max(told, default=None))
 
 
 class Handlers:
@@ -239,18 +246,18 @@ class Handlers:
     def __init__(self, session: Session, parts: Parts, controls: Controls) -> None:
         self.session, self.parts, self.controls = session, parts, controls
         self.runs = session.benchmarks
-        self.best: dict[tuple[str, int], float | None] = {}
-        """The best speedup of a benchmark with so many runs: reading all of them takes long."""
+        self.best: dict[tuple[str, int], str] = {}
+        """The best speedup of a benchmark with so many runs: reading these takes long."""
 
     # the questions
 
-    def choose(self, source: str, path: str, text: str, given: Set | None) -> Updates:
+    def choose(self, source: str, path: str | None, text: str | None, given: Set | None) -> Updates:
         """Show what belongs to a source of questions."""
         parts = self.parts
         return {
             parts.files: gr.update(visible=source == FILE),
             parts.text: gr.update(visible=source == OWN),
-            parts.asked: self.said(source, path, text, given),
+            parts.asked: self.said(source, path or "", text or "", given),
         }
 
     def said(self, source: str, path: str, text: str, given: Set | None) -> str:
@@ -297,7 +304,8 @@ class Handlers:
         chosen: Any = values[4:11]
         rest = values[11:]
         most, names, tokens, repeats, heat, seed, known = chosen
-        title, questions = self.questions(*asked)
+        source, path, text, given = asked
+        title, questions = self.questions(source, path or "", text or "", given)
         _, preferences = self.controls.read(rest)
         sampling = Sampling(temperature=number(0.0, heat), seed=number(0, seed))
         return Plan(
@@ -376,18 +384,19 @@ class Handlers:
         parts = self.parts
         with told():
             if not chosen:
-                return {parts.result: NOTHING, parts.chart: gr.update(visible=False)}
+                hidden = gr.update(visible=False)
+                return {parts.result: NOTHING, parts.detail: "", parts.chart: hidden}
             report = self.runs.report(owner, chosen)
             before, drops = self.runs.lost(owner, report)
             words = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
             words += benchmark_html.figures(report)
             if other and other != chosen:
                 words += benchmark_html.beside(report, self.runs.report(owner, other))
-            words += benchmark_html.categories(report)
             drawn = benchmark_charts.by_category(report)
             there = bool(report.figures)
             return {
                 parts.result: words,
+                parts.detail: benchmark_html.categories(report),
                 parts.chart: gr.update(value=drawn, visible=there),
                 parts.tools: gr.update(visible=report.benchmark.done > 0),
             }
@@ -399,7 +408,10 @@ class Handlers:
             found = self.runs.store(owner).list()
             names = [stored.id for stored in found]
             shown = chosen if chosen in names else next(iter(names), None)
-            rows = [line(stored, self.gained(owner, stored)) for stored in found]
+            rows = [
+                line(stored, self.gained(owner, stored) if at < TOLD else "")
+                for at, stored in enumerate(found)
+            ]
             there = next((stored for stored in found if stored.id == shown), None)
             return {
                 **self.buttons(there),
@@ -414,14 +426,14 @@ class Handlers:
     def others(self, found: Sequence[Benchmark], shown: str | None) -> Updates:
         """What can be set beside the benchmark on the page."""
         choices = [(benchmark_html.title(each), each.id) for each in found if each.id != shown]
-        offered = gr.update(choices=[("None", ""), *choices], value="", visible=bool(choices))
+        offered = gr.update(choices=[("None", ""), *choices], value="")
         return {self.parts.beside: offered}
 
-    def gained(self, owner: str, stored: Benchmark) -> float | None:
-        """The best speedup of a benchmark; None where it tells none."""
+    def gained(self, owner: str, stored: Benchmark) -> str:
+        """The best speedup of a benchmark."""
         key = stored.id, stored.done
         if key not in self.best:
-            self.best[key] = None
+            self.best[key] = ""
             with suppress(StorageError):
                 self.best[key] = best_of(self.runs.report(owner, stored.id))
         return self.best[key]
@@ -493,7 +505,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
     fields_of = [parts.most, parts.methods, parts.tokens, parts.repeats, parts.temperature]
     fields_of += [parts.seed, parts.known]
     buttons: list[Block] = [parts.run, parts.stop, parts.resume]
-    screen: list[Block] = [parts.result, parts.chart, parts.tools]
+    screen: list[Block] = [parts.result, parts.detail, parts.chart, parts.tools]
     whole = [*buttons, *screen, parts.status, parts.beside, parts.history, parts.ids, parts.shown]
     choosing = [parts.source.input, parts.path.submit, parts.path.blur, parts.text.blur]
     gr.on(choosing, on.choose, asked, [parts.files, parts.text, parts.asked], **AT_ONCE)

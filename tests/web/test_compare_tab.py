@@ -1,0 +1,194 @@
+"""Compare without a browser: what the sides are, and what can be said of each kind."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.service.comparison import LEFT, RIGHT, Progress, Side, differs
+from app.service.preferences import Preferences
+from app.service.session import Session
+from app.web.tabs import compare, settings
+from app.web.verdicts import LEFT_AND_RIGHT, difference
+from engine.backends.toy import ToyBackend
+from engine.errors import SettingError
+from engine.local import Local
+from engine.methods import METHODS, PLAIN
+from engine.models.loaders import ModelLoaders
+from engine.runs import Verdict
+from engine.settings import Drafting, Generation, Sampling
+from engine.types import Run, Step, Token
+from storage.database import Database
+from tests.support.runs import run_of
+from tests.web.test_tabs import EVIL, made
+
+REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
+
+
+@pytest.fixture
+def session(db: Database, toy: ToyBackend) -> Session:
+    loaders = ModelLoaders(present=lambda source: not source.startswith("hub/"))
+    return Session(Local(backend=toy, loaders=loaders), db, loaders=loaders)
+
+
+def handlers(session: Session) -> compare.Handlers:
+    def build() -> compare.Handlers:
+        with gr.Blocks():
+            parts = compare.build(session)
+            return compare.Handlers(session, parts, settings.build(session))
+
+    return made(build)
+
+
+def chosen(on: compare.Handlers, left: Sequence[object], right: Sequence[object]) -> list[object]:
+    """What a page sends."""
+    controls = on.controls
+    generation = Generation(Sampling(0.5, seed=9), 12)
+    return [*left, *right, *controls.show("Be kind.", Preferences(generation, fresh_seed=True))]
+
+
+def test_a_side_has_what_was_chosen_for_it_and_else_what_is_in_settings() -> None:
+    preferences = Preferences(Generation(Sampling(0.5, seed=9), 12))
+    plain = compare.side_of(preferences, ["plain", "", [], "", "", ""])
+    assert plain == Side(PLAIN, preferences.generation)
+    other = compare.side_of(preferences, ["hd", " 1,25 ", ["model"], "fixed", "8", "/m/a.gguf"])
+    assert other.generation.sampling == Sampling(1.25, seed=9) and other.source == "/m/a.gguf"
+    assert other.method.drafting == Drafting(("model",), 8, budget="fixed")
+    assert compare.side_of(preferences, ["hd", None, None, None, None]).source == ""
+    for wrong in (
+        ["hd", "hot", [], "", ""],
+        ["hd", "9", [], "", ""],
+        ["hd", "nan", [], "", ""],
+        ["hd", "", ["moon"], "", ""],
+        ["hd", "", [], "boundless", ""],
+        ["hd", "", [], "", "1.5"],
+        ["magic", "", [], "", ""],
+    ):
+        with pytest.raises(SettingError):
+            compare.side_of(preferences, wrong)
+
+
+def test_both_sides_have_one_seed_even_where_each_answer_has_its_own(session: Session) -> None:
+    on = handlers(session)
+    plain, fast = ["plain", "", [], "", "", ""], ["hd", "", [], "", "", ""]
+    system, (left, right) = on.sides(chosen(on, plain, fast))
+    assert system == "Be kind." and left.generation == right.generation
+    again, _ = on.sides(chosen(on, plain, fast))[1]
+    assert again.generation.sampling.seed != left.generation.sampling.seed
+    assert differs(left, right) == "" and (left.method.name, right.method.name) == ("plain", "hd")
+
+
+def test_the_sides_begin_as_plain_decoding_and_the_usual_method(session: Session) -> None:
+    sides = handlers(session).parts.sides
+    assert [side.method.value for side in sides] == ["plain", "hd"]
+    assert [name for _, name in sides[LEFT].method.choices] == list(METHODS)
+
+
+def test_models_on_this_machine_are_offered_and_guests_are_offered_none(
+    session: Session, db: Database, toy: ToyBackend
+) -> None:
+    session.models.store.add("hub/gone", {})
+    on = handlers(session)
+    offered = compare.models_of(session)
+    assert offered[0] == ("The loaded model", "")
+    assert len(offered) > 1 and "hub/gone" not in dict(offered).values()
+    shown = on.offer("/gone.gguf", offered[1][1])
+    kept = [shown[side.model]["value"] for side in on.parts.sides]  # type: ignore[index]
+    assert kept == ["", offered[1][1]]
+    guests = handlers(Session(Local(backend=toy), db, guests=True))
+    assert all(side.model is None for side in guests.parts.sides)
+    assert len(guests.offer()) == 2, "methods alone"
+
+
+def run(
+    method: str, token: int = 97, seconds: float = 2.0, temperature: float = 0.0, text: str = "ab"
+) -> Run:
+    step = Step(
+        0, (Token(token, 0, "target", 0, text, 0.5),), verify_seconds=seconds, finish="length"
+    )
+    drawn = {"sampling": {"temperature": temperature, "seed": 1}}
+    return run_of([step], method=method, model=EVIL, settings={"generation": drawn})
+
+
+def test_another_model_is_compared_by_characters_and_its_text_is_no_fault(
+    session: Session,
+) -> None:
+    pairs = tuple((run("plain"), run("hd", 98, seconds, text="abcd")) for seconds in (1.0, 2.0))
+    progress = Progress(pairs, 1, None, same_text=False, over=True, differs="model")
+    found = compare.banner(session, progress, 2)
+    assert "Two models" in found and "<b>3.00×</b> as many characters per second" in found
+    assert "repeats 2.00–4.00×" in found and "First difference" not in found
+    first = compare.drawn(progress)[0]
+    assert first.layout.title.text == "Speed of the right side over the left one"
+    assert list(first.data[0].y) == [4.0, 2.0]
+    said = compare.head(compare.heading(progress, pairs[0][0], f"{EVIL} (toy)"), pairs[0][0])
+    assert "<img" not in said and "&lt;img" in said
+
+
+def test_other_settings_are_compared_by_their_speed(session: Session) -> None:
+    pair = run("hd"), run("hd", 98, 1.0, temperature=0.9)
+    progress = Progress((pair,), 0, None, same_text=False, over=True, differs="settings")
+    found = compare.banner(session, progress, 1)
+    assert "Other settings" in found and "<b>2.00×</b> as many tokens per second" in found
+    assert "temperature 0.9" in compare.heading(progress, pair[1], "toy")
+
+
+def test_two_methods_are_told_by_their_sides_where_neither_is_plain(session: Session) -> None:
+    same = Progress(((run("context"), run("hd", seconds=4.0)),), 0, None, over=True)
+    assert "median speedup of the right side" in compare.banner(session, same, 1)
+    apart = Progress(((run("context"), run("hd", 98)),), 0, None, over=True)
+    found = compare.banner(session, apart, 1)
+    assert "left <code>" in found and "right <code>" in found and "with drafts" not in found
+    assert "Their scores are 0 apart (logit gap)." in found
+    lines = {line.name for line in compare.drawn(same)[1].data}
+    assert lines == {"Left", "Right"}
+    early = difference(Verdict(False, 3, 4, EVIL, EVIL, True), sides=LEFT_AND_RIGHT)
+    assert "the right answer ended" in early and "The left one goes on with" in early
+    assert "<img" not in early
+
+
+def test_a_plain_right_side_draws_what_the_left_one_drafted(session: Session) -> None:
+    fast = run("hd")
+    fast = replace(fast, steps=(replace(fast.steps[0], proposed={"context": 3}),))
+    progress = Progress(((fast, run("plain")),), 0, None, over=True)
+    over_time, *_, drafted = compare.drawn(progress)[1:]
+    assert {line.name for line in over_time.data} == {"Left", "Right"}
+    assert sum(drafted.data[0].y) == 3
+
+
+def test_tokens_of_a_model_that_is_gone_are_spelled_by_the_runs(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.current, "text", lambda tokens: "WRONG")
+    pair = run("plain", text="right"), run("hd", 98, text="here")
+    progress = Progress((pair,), 0, None, over=True, foreign=True)
+    found = compare.banner(session, progress, 1)
+    assert "&#x27;right&#x27;" in found and "&#x27;here&#x27;" in found and "WRONG" not in found
+    assert "WRONG" in compare.banner(session, replace(progress, foreign=False), 1)
+
+
+def test_a_comparison_from_the_page(session: Session) -> None:
+    on = handlers(session)
+    inputs = chosen(on, ["context", "", [], "", "", ""], ["hd", "", [], "", "", ""])
+    shown = list(on.run(REQUEST, "hello", 2, {}, *inputs))
+    assert shown[0][on.parts.stop] == gr.update(visible=True)
+    told = [str(each[on.parts.verdict]) for each in shown if on.parts.verdict in each]
+    assert "<b>Identical</b>" in told[-1] and "2 of 2 repeats" in told[-1]
+    views = [each for each in shown if on.parts.views[RIGHT] in each]
+    assert views and shown[-1][on.parts.run] == gr.update(visible=True)
+
+
+def test_what_cannot_be_compared_is_told_and_the_button_is_back(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    monkeypatch.setattr(compare, "warn", told.append)
+    on = handlers(session)
+    side = ["hd", "", [], "", "", ""]
+    shown = list(on.run(REQUEST, "hello", 1, {}, *chosen(on, side, [*side[:-1], "hub/else"])))
+    assert "not on this machine" in told[0]
+    assert "start fresh" in str(shown[1][on.parts.verdict])
+    assert shown[-1][on.parts.run] == gr.update(visible=True)
