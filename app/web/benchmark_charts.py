@@ -37,7 +37,9 @@ def by_category(report: Report | None) -> go.Figure:
     figure = framed(f"{title}, by category", "", "times as fast" if plain else "tokens/s", True)
     # The legend has a line per method where the window is narrow.
     lines = 20 * max(0, len(report.plan.methods) - 2) if report else 0
-    figure.update_layout(barmode="group", margin={"t": 70 + lines}, height=HEIGHT + 50 + lines)
+    figure.update_layout(
+        showlegend=True, barmode="group", margin={"t": 70 + lines}, height=HEIGHT + 50 + lines
+    )
     if report is None or not report.figures:
         return figure
     groups = {ALL: report.figures, **report.categories}

@@ -140,36 +140,36 @@ def build_side(session: Session, side: int, method: str) -> Choices:
                     min_width=200,
                     elem_id=f"{key}-model",
                 )
-        with (
-            gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"),
-            gr.Row(elem_classes="pair"),
-        ):
-            temperature = gr.Textbox(
-                label=f"{name}: temperature",
-                placeholder=AS_CHOSEN,
-                max_lines=1,
-                min_width=120,
-                elem_id=f"{key}-temperature",
-            )
-            tiers = gr.Dropdown(
-                [(ink(tier).title, tier) for tier in TIERS],
-                value=[],
-                multiselect=True,
-                label=f"{name}: databases (none: {AS_CHOSEN})",
-                min_width=220,
-            )
-            budget = gr.Dropdown(
-                [(AS_CHOSEN.capitalize(), ""), *((one.capitalize(), one) for one in BUDGETS)],
-                value="",
-                label=f"{name}: draft size",
-                min_width=140,
-            )
-            nodes = gr.Textbox(
-                label=f"{name}: most drafted tokens",
-                placeholder=AS_CHOSEN,
-                max_lines=1,
-                min_width=140,
-            )
+        with gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"):
+            gr.HTML("<p class='fine'>What is left empty is as in Settings.</p>")
+            with gr.Row(elem_classes="pair"):
+                temperature = gr.Textbox(
+                    label=f"{name}: temperature",
+                    placeholder=AS_CHOSEN,
+                    max_lines=1,
+                    min_width=140,
+                    elem_id=f"{key}-temperature",
+                )
+                tiers = gr.Dropdown(
+                    [(ink(tier).title, tier) for tier in TIERS],
+                    value=[],
+                    multiselect=True,
+                    label=f"{name}: databases",
+                    min_width=180,
+                )
+            with gr.Row(elem_classes="pair"):
+                budget = gr.Dropdown(
+                    [("As in Settings", ""), *((one.capitalize(), one) for one in BUDGETS)],
+                    value="",
+                    label=f"{name}: draft size",
+                    min_width=140,
+                )
+                nodes = gr.Textbox(
+                    label=f"{name}: most drafted tokens",
+                    placeholder=AS_CHOSEN,
+                    max_lines=1,
+                    min_width=180,
+                )
     return Choices(chosen, model, temperature, tiers, budget, nodes)
 
 
