@@ -247,7 +247,6 @@ class BenchmarkRuns:
     ) -> None:
         """The runs that are left, each stored at once. Raises Cancelled when it is stopped."""
         store, left = self.store(owner), list(cells(plan, there))
-        self.engine.forget(OWNER, past=True)
         runner = Runner(self, owner, plan, task)
         for method in plan.methods if left else ():
             runner.answer(HELLO, method, HELLO_TOKENS)
