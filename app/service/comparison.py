@@ -193,8 +193,9 @@ class Pairs:
         """What the drafters may know in runs of such a prompt, where that has to be found out."""
         self.infos: list[BackendInfo | None] = [info, info]
         self.known: list[Measured | None] = [measured, measured]
-        self.cold = {LEFT, RIGHT}
-        """The sides whose model has not been woken up yet."""
+        self.cold, self.exchanged = True, False
+        """Whether the model has not been woken up yet, and whether models are exchanged between
+        runs: then each run has its model woken up."""
 
     def unlearning(self, unlearn: Callable[[Started], Measured]) -> None:
         """Have it found out for every side what its drafters may know."""
@@ -216,8 +217,8 @@ class Pairs:
     def decoded(self, side: int, request: Request) -> Iterator[Run | Waiting]:
         """A request of a side as it is answered."""
         measured = self.known[side] or Measured()
-        measured = replace(measured, warm=side in self.cold)
-        self.cold -= {side} if self.differs == "model" else {LEFT, RIGHT}
+        measured = replace(measured, warm=self.cold or self.exchanged)
+        self.cold = False
         profile = self.profile(request.generation.sampling)
         request = replace(request, measured=measured, profile=profile)
 

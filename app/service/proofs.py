@@ -187,7 +187,7 @@ class Proofs:
         pairs.unlearning(unlearn)
         pairs.differs, pairs.foreign = differs(*sides), all(side.source for side in sides)
         if loan is not None:
-            pairs.ready = lambda side: loan.use(sides[side].source)
+            pairs.ready, pairs.exchanged = lambda side: loan.use(sides[side].source), True
         progress: Progress | None = None
         for item in pairs.compare(repeats):
             yield item

@@ -104,16 +104,18 @@ def at_home(session: Session, shelf: Shelf) -> bool:
 def test_two_methods_say_the_same_and_take_turns(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, generate = list[str](), Local.generate
+    asked, warm, generate = list[str](), list[bool](), Local.generate
 
     def noted(engine: Local, request: Request) -> object:
         asked.append(request.method.name)
+        warm.append(bool(request.measured and request.measured.warm))
         return generate(engine, request)
 
     monkeypatch.setattr(Local, "generate", noted)
     last = last_of(sides(session, Side(CONTEXT, GENERATION), Side(HD, GENERATION), 3))
     assert last.same_text and last.differs == "" and last.over
     assert asked == ["plain", "context", "hd", "hd", "context", "context", "hd"]
+    assert warm == [True, *[False] * 6], "the machine is woken up once"
     for left, right in last.pairs:
         assert (left.method, right.method) == ("context", "hd")
         assert verdict(session.current.text, left, right).identical

@@ -36,9 +36,10 @@ from storage.benchmarks import Benchmark
 SAMPLE, FILE, OWN = "sample", "file", "own"
 MOST, TOKENS = 13, 128
 """One question of each category of the sample, and the length of an answer, unless it is chosen."""
-LOOK_SECONDS, DRAW_EVERY = 0.4, 5
-"""How often a page looks how far it is, and every so many looks draws what there is."""
-TOLD = 20
+LOOK_SECONDS, DRAW_EVERY = 0.4, 10
+"""How often a page looks how far it is, and every so many looks draws what there is: that takes
+time which the runs would like to have."""
+TOLD = 8
 """The newest benchmarks, whose best speedup is told in the history."""
 HEADERS = ["When", "Questions", "Model", "Version", "Runs", "Best speedup", "Methods"]
 NOTHING = fine("No benchmark yet. Choose questions and methods, then press Run.")
@@ -349,7 +350,7 @@ class Handlers:
             shown = {**self.buttons(None), self.parts.status: benchmark_html.status(standing)}
             if looks % DRAW_EVERY == 0 and standing.done != drawn:
                 drawn = standing.done
-                shown |= await asyncio.to_thread(self.screen, owner, chosen, "")
+                shown |= await asyncio.to_thread(self.screen, owner, chosen, "", True)
             yield shown
             looks += 1
             await asyncio.sleep(LOOK_SECONDS)
@@ -379,15 +380,16 @@ class Handlers:
             self.parts.resume: gr.update(visible=left and not busy),
         }
 
-    def screen(self, owner: str, chosen: str | None, other: str) -> Updates:
-        """A benchmark with its tables and its chart, another one beside it if so chosen."""
+    def screen(self, owner: str, chosen: str | None, other: str, growing: bool = False) -> Updates:
+        """A benchmark with its tables and its chart, another one beside it if so chosen. One that
+        is `growing` is not compared with the last one yet."""
         parts = self.parts
         with told():
             if not chosen:
                 hidden = gr.update(visible=False)
                 return {parts.result: NOTHING, parts.detail: "", parts.chart: hidden}
             report = self.runs.report(owner, chosen)
-            before, drops = self.runs.lost(owner, report)
+            before, drops = (None, []) if growing else self.runs.lost(owner, report)
             words = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
             words += benchmark_html.figures(report)
             if other and other != chosen:
