@@ -22,6 +22,7 @@ from app.service.benchmark_report import Plan, Report
 from app.service.session import Session
 from app.web import benchmark_charts, benchmark_html
 from app.web.metrics_panel import times
+from app.web.saving import SAVE_FILE, saved
 from app.web.stack_html import fine
 from app.web.tabs.settings import Controls, methods, number
 from app.web.verdicts import title_of
@@ -43,15 +44,6 @@ TOLD = 8
 """The newest benchmarks, whose best speedup is told in the history."""
 HEADERS = ["When", "Questions", "Model", "Version", "Runs", "Best speedup", "Methods"]
 NOTHING = fine("No benchmark yet. Choose questions and methods, then press Run.")
-SAVE_FILE = """(told) => {
-  if (!told) return;
-  const { name, type, text } = JSON.parse(told);
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}"""
 
 Set = tuple[str, list[Question]]
 """Questions with the name of their file."""
@@ -496,7 +488,7 @@ class Handlers:
                 text, said = as_csv(report, results), "text/csv"
             else:
                 text, said = json.dumps(as_json(report, results), indent=1), "application/json"
-            return json.dumps({"name": f"benchmark.{kind}", "type": said, "text": text})
+            return saved(f"benchmark.{kind}", said, text)
         return ""
 
 
