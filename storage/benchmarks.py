@@ -201,13 +201,6 @@ class Benchmarks:
         )
         return tuple(result for row in rows if (result := _result(row)) is not None)
 
-    def delete(self, benchmark: str) -> None:
-        """Forget a benchmark."""
-        with self._db.write() as handle:
-            handle.execute(
-                "DELETE FROM benchmarks WHERE id = ? AND owner = ?", [benchmark, self._owner]
-            )
-
 
 def _benchmark(row: tuple[Any, ...]) -> Benchmark:
     plan = from_json(row[7])

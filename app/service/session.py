@@ -88,7 +88,9 @@ class Session:
         self.entries = Entries(engine, database, self.current, self.past_answers)
         # what is done with them
         self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
-        self.titles = Titles(engine, self.tasks, self.chat.conversations, self.stores)
+        self.titles = Titles(
+            engine, self.tasks, self.chat.conversations, self.stores, self.lending.gate
+        )
         self.downloads = Downloads()
         self.attachments = Attachments()
         self.gauge = Gauge(engine, self.chat, self.tasks)

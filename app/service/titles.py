@@ -1,14 +1,15 @@
 """Titles of conversations: the beginning of what was said first, or what the model proposes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from app.service.stores import Stores
-from app.service.tasks import Tasks
+from app.service.tasks import Task, Tasks
 from engine.engine import Engine, Measured, Request, answered
 from engine.errors import PromptError
 from engine.methods import METHODS
+from engine.queue import Waiting
 from engine.settings import Generation, Sampling
 from engine.types import Message, Step
 from storage.conversations import Conversations
@@ -54,12 +55,14 @@ def cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Titles:
-    """See the module's docstring."""
+    """See the module's docstring. `gate` lets a task wait while another model stands in for the
+    loaded one."""
 
     engine: Engine
     tasks: Tasks
     conversations: Callable[[str], Conversations]
     stores: Stores
+    gate: Callable[[Task], Iterator[Waiting]]
 
     def suggest(self, owner: str, conversation_id: str) -> str:
         """Have the model give a conversation a title, and keep that. It waits for its turn, and
@@ -81,6 +84,8 @@ class Titles:
             measured=Measured(),
         )
         with self.tasks.begin(owner, f"title of {conversation_id}") as task:
+            for _ in self.gate(task):
+                pass
             stream = task.stop.start(lambda: self.engine.generate(request))
             events = answered(stream, lambda wanted: self.stores.recall(wanted, owner, ""))
             steps = [event for event in events if isinstance(event, Step)]

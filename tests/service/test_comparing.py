@@ -3,6 +3,7 @@ before is back however a comparison of models ends."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.engine import Request
-from engine.errors import Cancelled, EngineDied, ModelError, SettingError
+from engine.errors import Cancelled, EngineDied, ModelError, PromptError, SettingError
 from engine.local import Local
 from engine.methods import METHODS, PLAIN
 from engine.metrics import summarise
@@ -261,6 +262,17 @@ def test_an_answer_waits_for_the_usual_model_and_does_not_wait_for_all_pairs(
     session.tasks.stop(OWNER, "")
     list(running)
     assert at_home(session, shelf)
+
+
+def test_a_title_waits_for_the_usual_model_too(session: Session, shelf: Shelf) -> None:
+    conversation = session.chat.say(OWNER, None, "hello there")
+    session.lending.closed = True
+    with ThreadPoolExecutor() as pool:
+        title = pool.submit(session.titles.suggest, OWNER, conversation)
+        assert soon(lambda: bool(session.lending.waiting)) and not title.done()
+        session.lending.closed = False
+        with suppress(PromptError):  # What a toy proposes may be no title.
+            title.result(20)
 
 
 def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -> None:
