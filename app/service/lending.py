@@ -164,7 +164,7 @@ class Loan:
         yield from self.until(lambda: set(lending.tasks.others(self.task)) <= lending.waiting)
         # From here on it may be there, whatever becomes of the load.
         self.brought = wanted
-        for _ in lending.models.load(*wanted):
+        for _ in lending.models.start(*wanted):
             yield Waiting(1, loading=True)
 
     def make_way(self) -> Iterator[Waiting]:

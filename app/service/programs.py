@@ -10,7 +10,7 @@ key take turns, and no key drafts from what another one said.
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -122,7 +122,8 @@ class Sessions:
 @dataclass(slots=True)
 class Programs:
     """See the module's docstring. `always` says that the command line asked for it; where `guests`
-    may come in, nothing else does."""
+    may come in, nothing else does. `gate` lets a task wait while another model stands in for the
+    loaded one."""
 
     engine: Engine
     database: Database
@@ -130,6 +131,7 @@ class Programs:
     current: Current
     stacks: Stacks
     stores: Stores
+    gate: Callable[[Task], Iterator[Waiting]]
     guests: bool = False
     always: bool = False
     keys: ApiKeys = field(init=False)
@@ -182,6 +184,7 @@ class Programs:
         Raises Busy, PromptError where not all of the messages fit, ModelError where none is loaded,
         EngineDied, and Cancelled when the task is stopped before its turn has come.
         """
+        yield from self.gate(task)
         if not self.engine.state.there:
             raise ModelError(NO_MODEL)
         name = self.sessions.enter(owner, said(request))

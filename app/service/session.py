@@ -133,7 +133,14 @@ class Session:
         )
         self.watches = Watches()
         self.programs = Programs(
-            engine, database, self.tasks, self.current, self.stacks, self.stores, guests
+            engine,
+            database,
+            self.tasks,
+            self.current,
+            self.stacks,
+            self.stores,
+            self.lending.gate,
+            guests,
         )
         self.races = Races(self.proofs, self.current)
         self.why = Why(database, self.current)

@@ -25,7 +25,7 @@ from engine.models.memory import Need
 from engine.queue import Waiting
 from engine.runs import verdict
 from engine.settings import Drafting, Generation, Runtime, Sampling
-from engine.types import Run, Step, Token
+from engine.types import Message, Run, Step, Token
 from storage.database import Database
 from storage.traces import Traces
 from tests.support.inside import OWNER, Held, local, soon
@@ -273,6 +273,16 @@ def test_a_title_waits_for_the_usual_model_too(session: Session, shelf: Shelf) -
         session.lending.closed = False
         with suppress(PromptError):  # What a toy proposes may be no title.
             title.result(20)
+
+
+def test_an_answer_for_a_program_waits_for_the_usual_model_too(session: Session) -> None:
+    session.lending.closed = True
+    request = Request((Message("user", "hello there"),), generation=GENERATION)
+    with session.programs.asked("api:key") as task:
+        told = session.programs.answer("api:key", request, task)
+        assert next(told) == Waiting(1, loading=True)
+        session.lending.closed = False
+        assert any(isinstance(event, Step) for event in told)
 
 
 def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -> None:
