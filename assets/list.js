@@ -60,7 +60,7 @@ function draw() {
   rows.replaceChildren();
   for (const { name, items } of value.groups || []) {
     const group = make("section", "group");
-    if (name) group.append(make("h4", "", name));
+    if (name) group.append(make("h2", "", name));
     const list = make("ul", "");
     if (name) list.setAttribute("aria-label", name);
     list.append(...items.map((item) => entry(item, value.current)));

@@ -45,7 +45,7 @@ def test_the_list_is_arranged_searched_and_carried_off(
     context = browser.new_context(accept_downloads=True)
     page = context.new_page()
     visit(page, address)
-    heads = page.locator("#conversations h4")
+    heads = page.locator("#conversations h2")
     expect(heads).to_have_text(["Today"])
     choose(page, "Rain", "Pin")
     expect(heads).to_have_text(["Pinned", "Today"])
