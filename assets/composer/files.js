@@ -11,7 +11,7 @@ function sized(bytes) {
 
 function described(file) {
   if (file.error) return file.error;
-  if (file.reading) return file.name + " · reading";
+  if (file.reading) return file.name + (hurried ? " · reading, then it is sent" : " · reading");
   const tokens = file.tokens.toLocaleString("en-US") + (file.tokens === 1 ? " token" : " tokens");
   return `${file.name} · ${sized(file.size)} · ${file.exact ? "" : "about "}${tokens}`;
 }
@@ -43,6 +43,8 @@ function replace(file, by) {
   keep();
   drawFiles();
   ask();
+  hurried = hurried && !by.error;
+  if (hurried) send();
 }
 
 async function attach(chosen) {

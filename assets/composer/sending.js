@@ -8,6 +8,7 @@ let waits = []; // { text, files }
 let held = true; // waiting messages are sent by a click alone
 let born = false; // the message that is on its way makes a conversation
 let answering = false;
+let hurried = false; // to be sent as soon as its files are read
 
 function written() {
   return { text: area().value, files: files.filter((file) => file.key) };
@@ -15,7 +16,11 @@ function written() {
 
 function send() {
   const message = written();
-  if (files.some((file) => file.reading)) return;
+  hurried = files.some((file) => file.reading);
+  if (hurried) {
+    drawFiles(); // It goes when they are read, and says so.
+    return;
+  }
   if (!busy() && !sending) {
     say(message, false);
     return;
