@@ -434,7 +434,7 @@ class Templated:
         data = None if template is None else template.encode()
         with self.monkeypatch.context() as patched:
             patched.setattr(llama_cpp, "llama_model_chat_template", lambda *_: data)
-            found, self.note = chat_template(self.backend.model, self.backend.tokens)
+            found, self.note, _ = chat_template(self.backend.model, self.backend.tokens)
             patched.setattr(self.backend, "template", found)
             return str(self.backend.render(messages or [Message("user", "hi")]))
 
