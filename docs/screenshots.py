@@ -34,7 +34,9 @@ def main() -> int:
         return 2
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        # As it runs where nothing was compiled: so most people see it first.
         command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", folder]
+        command += ["--model", str(ROOT / "assets" / "models" / "tiny-chat")]
         program = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -46,6 +48,7 @@ def main() -> int:
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             page.set_default_timeout(PATIENCE)
             tour(page, address)
+            phone(browser.new_page(viewport={"width": 390, "height": 844}), address)
         finally:
             program.terminate()
             program.wait(20)
@@ -91,6 +94,16 @@ def tour(page: Page, address: str) -> None:
     api(page)
     stack(page)
     models(page)
+
+
+def phone(page: Page, address: str) -> None:
+    """The chat on a phone."""
+    page.set_default_timeout(PATIENCE)
+    page.goto(address)
+    expect(page.locator("#header .facts")).to_contain_text("context", timeout=PATIENCE)
+    send(page, MESSAGES[0])
+    page.wait_for_timeout(1000)
+    page.screenshot(path=IMAGES / "chat-phone.png")
 
 
 def api(page: Page) -> None:
