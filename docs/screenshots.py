@@ -36,7 +36,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         # As it runs where nothing was compiled: so most people see it first.
         command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", folder]
-        command += ["--model", str(ROOT / "assets" / "models" / "tiny-chat")]
+        command += ["--model", str(ROOT / "assets" / "models" / "tiny-chat" / "target")]
         program = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
