@@ -20,6 +20,8 @@ const MENU = [
 ];
 let focused = "";
 let menu = null;
+let asking = false;
+let late = false;
 
 function make(tag, kind, text) {
   const node = document.createElement(tag);
@@ -53,10 +55,12 @@ function entry(item, current) {
   return row;
 }
 
+// What somebody is about to choose or to write stays; the list is drawn anew behind it.
 function draw() {
+  late = Boolean(menu || asking);
+  if (late) return;
   const value = props.value || {};
   const had = rows.contains(document.activeElement);
-  close(false);
   rows.replaceChildren();
   for (const { name, items } of value.groups || []) {
     const group = make("section", "group");
@@ -129,6 +133,7 @@ function close(back) {
   box.remove();
   row.querySelector(".dots").removeAttribute("aria-expanded");
   if (back) row.querySelector(".open").focus();
+  setTimeout(() => late && draw());
 }
 
 function perform(act, row, item) {
@@ -148,14 +153,16 @@ function ask(row, label, before, longest, then) {
   Object.assign(box, { value: before, maxLength: longest, placeholder: label });
   box.setAttribute("aria-label", label);
   if (label.startsWith("Folder")) box.setAttribute("list", folders.id);
+  asking = true;
   let open = true;
   const end = (keep) => {
     if (!open) return;
-    open = false;
+    open = asking = false;
     box.remove();
     row.classList.remove("asking");
     row.querySelector(".open").focus();
     if (keep) then(box.value.trim());
+    setTimeout(() => late && draw());
   };
   box.onkeydown = (event) => {
     event.stopPropagation();

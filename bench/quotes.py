@@ -51,6 +51,9 @@ class Given:
     def probability(self, row: int, token: int) -> float:
         return self.scores.probability(row, token)
 
+    def known(self, row: int, token: int) -> float:
+        return self.scores.known(row, token)
+
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
         return self.scores.likeliest(row, count)
 

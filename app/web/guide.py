@@ -17,6 +17,7 @@ KEYS = (
     ("Ctrl K", "find a conversation"),
     ("Ctrl Shift O", "begin a new conversation"),
     ("↑ ↓", "in the list of conversations: go from one to the next"),
+    ("F2", "in the list: rename; Delete deletes, Shift F10 shows all else"),
     ("← →", "in an answer: go from word to word, to see where each came from"),
     ("?", "open this sheet"),
 )

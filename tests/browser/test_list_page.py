@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
+SEARCHED = """(box, words) => {
+  box.value = words;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+}"""
 TITLES = ("Tides", "Boats <b>", "Rain", "Bread")
 
 
@@ -118,6 +122,14 @@ def test_a_menu_is_left_as_it_was_found(browser: Browser, address: str) -> None:
     expect(last.locator(".open")).to_be_focused()
     page.keyboard.press("F2")
     page.locator("#conversations .line").fill("Another title")
+    # What changes the list meanwhile waits until the title is written.
+    with page.expect_response("**/queue/join*"):
+        page.locator("#search :is(textarea, input)").evaluate(SEARCHED, "Tides")
+    page.wait_for_timeout(500)
+    expect(page.locator("#conversations .line")).to_have_value("Another title")
     page.keyboard.press("Escape")
+    expect(page.locator("#conversations .title")).to_have_text(["Tides"])
+    page.fill("#search textarea, #search input", "")
+    expect(page.locator("#conversations .title")).to_have_count(len(TITLES))
     assert titles(page) == list(TITLES), "Escape keeps the title"
     context.close()
