@@ -161,7 +161,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(data: Path, tmp_path
         (["--steps", "1", "--start", "x"], "either the --shape of a new model or a folder"),
         (["--steps", "1", "--teacher", "/nowhere"], "There is no model in '/nowhere'"),
         (["--steps", "1", "--passes", "prose=-1"], "There is no pass 'prose=-1'"),
-        (["--steps", "1", "--passes", "formatted"], "There is no pass 'prose'"),
+        (["--steps", "1", "--passes", "prose"], "There is no pass 'prose'"),
         (["--steps", "1", "--passes", "poems=1"], "There is no source 'poems'"),
         (["--steps", "1", "--device", "abacus"], "The device 'abacus' is not available here"),
         (["--steps", "1", "--length", "128"], "Windows of 128 tokens are longer"),
