@@ -87,7 +87,7 @@ def test_held_out_bits_are_told_by_source(made: Path, capsys: pytest.CaptureFixt
     assert main(["bits", str(made / "held.jsonl"), *(str(made / name) for name in names)]) == 0
     header, _, *rows = capsys.readouterr().out.splitlines()
     assert cells(header)[3:] == [f"family/{name}" for name in names]
-    assert [cells(row)[0] for row in rows] == ["formatted", "things", "all"]
+    assert [cells(row)[0] for row in rows] == ["prose", "things", "all"]
     target, small, untaught = (float(cell) for cell in cells(rows[-1])[3:])
     assert target < 1.5 and small < 1.5 < untaught
     documents = [int(cells(row)[1]) for row in rows]

@@ -27,7 +27,7 @@ def test_documents_are_read_compressed_or_not(tmp_path: Path) -> None:
     plain, packed = (write_texts(tmp_path / name, 40) for name in ("a.jsonl", "a.jsonl.xz"))
     documents = list(read([plain]))
     assert documents == list(read([packed])) and len(documents) == 40
-    assert Counter(document.source for document in documents) == {"things": 32, "formatted": 8}
+    assert Counter(document.source for document in documents) == {"things": 32, "prose": 8}
     assert [parsed(json.dumps(d.record), plain, 1) for d in documents] == documents
 
 
