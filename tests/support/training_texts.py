@@ -15,7 +15,7 @@ def chat(draw: Random, number: int) -> dict[str, object]:
     colour = draw.choice(COLOURS)
     if number % 5 == 0:
         text = f"Number {number}. The {thing} is {colour}. The {other} is beside the {thing}. "
-        return {"source": "formatted", "text": text * 3}
+        return {"source": "prose", "text": text * 3}
     said = [
         (f"I am person {number}. What is the {thing} like?", f"The {thing} is {colour}."),
         (f"And where is the {other}?", f"The {other} is beside the {thing}."),
