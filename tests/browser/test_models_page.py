@@ -1,5 +1,6 @@
 """The Models tab as people meet it: models change while the program runs, and the chat goes on."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,7 +178,8 @@ def test_a_real_model_is_one_click_away(page: Page, hub: Hub) -> None:
     expect(page.locator("#starter-status")).to_contain_text("Downloading Qwen3-0.6B-Q8_0")
     page.click("#starter-stop")
     hub.sends.set()
-    expect(page.locator("#starter-status")).to_contain_text("stopped")
+    # The connection breaks, or it is stopped before that: either leaves what has come.
+    expect(page.locator("#starter-status")).to_contain_text(re.compile("stopped|as before"))
     hub.breaks_after = 15_000_000
     page.click("#starter-load")
     expect(page.locator("#header .model")).to_have_text("Qwen3-0.6B-Q8_0")
