@@ -619,6 +619,10 @@ class Held(ToyBackend):
         return super().score(*arguments)
 
 
+WAITS: dict[str, Any] = {"max_tokens": 5, "seed": 1, "speculative": False}
+"""A request whose answer does not end before the third step, where it is held."""
+
+
 @pytest.fixture
 def held() -> Iterator[tuple[Served, Held]]:
     model = Held()
@@ -645,15 +649,13 @@ def test_a_program_that_leaves_ends_its_answer(
     server, model = held
     queue = server.session.engine.queue  # type: ignore[attr-defined]
     blocker = httpx.Client(base_url=server.address, timeout=30)
-    first = threading.Thread(target=lambda: ask(blocker, text="first", max_tokens=5))
+    first = threading.Thread(target=lambda: ask(blocker, text="first", **WAITS))
     if waits:
         first.start()
         until(lambda: model.steps[0] == 3)
     url = httpx.URL(server.address)
     with socket.create_connection((url.host, url.port)) as raw:
-        body = json.dumps(
-            {"messages": HELLO, "max_tokens": 3000, "stream": stream, "speculative": False}
-        )
+        body = json.dumps({"messages": HELLO, **WAITS, "max_tokens": 3000, "stream": stream})
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n"
         raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         until(lambda: len(queue.waiting) == 1 if waits else model.steps[0] == 3)
@@ -661,6 +663,8 @@ def test_a_program_that_leaves_ends_its_answer(
         until(lambda: not queue.waiting)
         assert queue.running is not None, "the other goes on"
     else:
+        known = server.session.tasks.known
+        until(lambda: any(each.stop.is_set() for tasks in [*known.values()] for each in tasks))
         model.go.set()
         until(lambda: queue.running is None)
         assert model.steps[0] < 200
@@ -681,7 +685,7 @@ def test_a_stream_that_never_begins_ends_its_answer_too(held: tuple[Served, Held
         raise OSError("The program has left.")
 
     async def asked() -> None:
-        body = {"messages": HELLO, "stream": True, "max_tokens": 3000, "speculative": False}
+        body = {"messages": HELLO, **WAITS, "stream": True, "max_tokens": 3000}
         found = wanted("chat", body, server.session.engine.state.info)
         running = Running(server.api.service, "api", found)
         first = asyncio.ensure_future(running.next())
@@ -699,7 +703,7 @@ def test_a_stream_that_never_begins_ends_its_answer_too(held: tuple[Served, Held
 def test_who_asks_too_often_is_told_to_come_later(held: tuple[Served, Held]) -> None:
     server, model = held
     with server.client() as client, ThreadPoolExecutor(MOST_EACH) as pool:
-        asked = [pool.submit(ask, client, text="hi", max_tokens=3) for _ in range(MOST_EACH)]
+        asked = [pool.submit(ask, client, text="hi", **WAITS) for _ in range(MOST_EACH)]
         until(lambda: server.session.programs.asking["api"] == MOST_EACH)
         for stream in (False, True):
             found = ask(client, text="one more", stream=stream)
@@ -713,7 +717,7 @@ def test_who_asks_too_often_is_told_to_come_later(held: tuple[Served, Held]) -> 
 def test_openai_s_client_comes_back_when_there_is_room(held: tuple[Served, Held]) -> None:
     server, model = held
     with server.client() as client, ThreadPoolExecutor(MOST_EACH + 1) as pool:
-        asked = [pool.submit(ask, client, text="hi", max_tokens=3) for _ in range(MOST_EACH)]
+        asked = [pool.submit(ask, client, text="hi", **WAITS) for _ in range(MOST_EACH)]
         until(lambda: server.session.programs.asking["api"] == MOST_EACH)
         with openai.OpenAI(base_url=f"{server.address}/v1", api_key="x", max_retries=9) as program:
             later = pool.submit(
@@ -758,7 +762,7 @@ def test_a_stream_that_waits_begins_and_says_that_it_lives(
     monkeypatch.setattr(routes, "PATIENCE", 0.05)
     monkeypatch.setattr(routes, "QUIET_SECONDS", 0.05)
     with server.client() as client, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ask, client, text="hi", max_tokens=9)
+        first = pool.submit(ask, client, text="hi", **WAITS)
         until(lambda: model.steps[0] == 3)
         body = {"messages": HELLO, "stream": True, "max_tokens": 2}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
