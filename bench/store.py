@@ -69,13 +69,13 @@ def questions(db: Database) -> Mapping[str, Callable[[int], object]]:
     runs = [trace.id for trace in traces.history(LISTED)]
     return {
         "list of conversations": lambda n: store.list(most=LISTED),
-        "search, words in every conversation": lambda n: store.list(WORDS[n], LISTED),
+        "search, words in every conversation": lambda n: store.list(WORDS[n % len(WORDS)], LISTED),
         "search, words in none": lambda n: store.list("nowhere to be found", LISTED),
         "open a conversation, with its tokens": lambda n: store.messages(ids[n * 7 % len(ids)]),
         "history of the last runs": lambda n: traces.history(LISTED),
         "a page of the runs by one method": lambda n: traces.page(Filter(method="hd"), 100 * n, 50),
         "speed and speedup over all runs": lambda n: traces.trend(),
-        "charts of one run": lambda n: traces.digest(runs[n]),
+        "charts of one run": lambda n: traces.digest(runs[n % len(runs)]),
         "an answer is stored": lambda n: traces.save(answer(random.Random(n), 20)),
     }
 

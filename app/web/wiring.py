@@ -41,6 +41,11 @@ def owner_of(session: Session, memory: Memory, request: gr.Request) -> str:
     return session.owner(request.username, (memory or {}).get("browser"))
 
 
+def sent(data: gr.EventData) -> dict[str, Any]:
+    """What a page sent along with an event: whatever it likes, so that each part is checked."""
+    return data._data if isinstance(data._data, dict) else {}
+
+
 def warn(message: str) -> None:
     """A notice in the corner; whatever it quotes is inert."""
     gr.Warning(escape(message))

@@ -19,7 +19,7 @@ from app.web.tabs.settings import Controls
 from app.web.tabs.talking import Talk
 from app.web.tabs.welcome import welcome
 from app.web.token_view import token_view
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
+from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, sent, told, warn
 from engine.errors import StrataError
 
 QUEUE_SECONDS = 0.1
@@ -105,7 +105,7 @@ class Handlers(Talk):
         self, data: gr.EventData, owner: str, conversation: str | None
     ) -> tuple[Answer | None, int]:
         """The answer that a page speaks of, and how much of it the page says it has drawn."""
-        said = data._data if isinstance(data._data, dict) else {}
+        said = sent(data)
         answer, drawn = self.session.generations.get(str(said.get("token"))), said.get("drawn")
         theirs = answer is not None and (answer.owner, answer.conversation) == (owner, conversation)
         return answer if theirs else None, drawn if isinstance(drawn, int) and drawn > 0 else 0
@@ -144,7 +144,7 @@ class Handlers(Talk):
         owner, here = owner_of(self.session, memory, request), request.session_hash or ""
         answer, drawn = self.answer_of(data, owner, conversation)
         number, recent = count(), deque[tuple[object, ...]](maxlen=OVERLAP)
-        token = str(data._data.get("token")) if isinstance(data._data, dict) else ""
+        token = str(sent(data).get("token"))
 
         def update() -> Updates:
             # As text: what changed between two lists would be told as edits of their parts.

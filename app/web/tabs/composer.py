@@ -18,7 +18,7 @@ from app.service import attachments
 from app.service.attachments import Pending
 from app.service.session import Session
 from app.web.render import Data
-from app.web.wiring import AT_ONCE, Memory, owner_of
+from app.web.wiring import AT_ONCE, Memory, owner_of, sent
 from assets import ASSETS
 from engine.errors import PromptError, StrataError
 
@@ -109,7 +109,7 @@ class Asked:
     """What a page asks for by an event, each part of the type that it should have."""
 
     def __init__(self, data: gr.EventData) -> None:
-        self.said = data._data if isinstance(data._data, dict) else {}
+        self.said = sent(data)
 
     def text(self, name: str) -> str:
         """A text, "" where it is none."""

@@ -19,7 +19,7 @@ from app.web.conversation_list import conversation_list, listed
 from app.web.tabs import chat_view, presets
 from app.web.tabs.messages import undo
 from app.web.tabs.settings import Controls
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, told, warn
+from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, sent, told, warn
 from engine.errors import StorageError
 from storage import imports
 from storage.conversations import Conversation, Conversations
@@ -259,8 +259,7 @@ class Handlers:
 
 def asked(data: gr.EventData) -> dict[str, str]:
     """What the list says was chosen, as texts."""
-    said = data._data if isinstance(data._data, dict) else {}
-    return {str(name): str(value) for name, value in said.items()}
+    return {str(name): str(value) for name, value in sent(data).items()}
 
 
 def wire(

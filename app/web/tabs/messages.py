@@ -14,7 +14,7 @@ from app.web.metrics_panel import panel_values
 from app.web.tabs.chat_view import shown, stored, working
 from app.web.tabs.talking import Talk
 from app.web.verdicts import proof_line, waiting_line
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told, warn
+from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, sent, told, warn
 from engine.errors import PromptError, StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
@@ -25,7 +25,7 @@ GONE = "There is no such message. It may be deleted: reload the page."
 
 def named(data: gr.EventData) -> tuple[str, str]:
     """The action and the message, or the deletion to undo, that a page sent along with an event."""
-    said = data._data if isinstance(data._data, dict) else {}
+    said = sent(data)
     return str(said.get("act")), str(said.get("message"))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import gradio as gr
 
 from app.service.session import Session
+from app.web.saving import SAVE_FILE, saved
 from app.web.tabs.settings import Controls
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told, warn
 from engine.errors import StorageError
@@ -35,14 +36,6 @@ FIRSTS = {
     "makers": "Reset settings",
 }
 """The buttons, by their ids."""
-SAVE_FILE = """(text) => {
-  if (!text) return;
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = "presets.json";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}"""
 
 
 @dataclass(slots=True)
@@ -313,11 +306,10 @@ class Handlers:
         return {self.parts.first: gr.skip()}
 
     def export(self, request: gr.Request, memory: Memory) -> str:
-        """The owner's presets as JSON text, which the browser saves."""
+        """The owner's presets as a file of JSON, which the browser saves."""
         with told():
-            return json.dumps(
-                self.presets.export(owner_of(self.session, memory, request)), indent=1
-            )
+            mine = self.presets.export(owner_of(self.session, memory, request))
+            return saved("presets.json", "application/json", json.dumps(mine, indent=1))
         return ""
 
     def import_(

@@ -12,7 +12,7 @@ import gradio as gr
 
 from app.service.session import Session
 from app.service.why import Data
-from app.web.wiring import AT_ONCE, Memory, owner_of
+from app.web.wiring import AT_ONCE, Memory, owner_of, sent
 from engine.errors import StrataError
 
 TELL = """watch("value", () => {
@@ -32,7 +32,7 @@ def build() -> gr.HTML:
 
 def asked(data: gr.EventData) -> tuple[str, int, int]:
     """The run, step and token that a page asks about; what is none of these is nobody's."""
-    said = data._data if isinstance(data._data, dict) else {}
+    said = sent(data)
     run, step, token = said.get("run"), said.get("step"), said.get("token", 0)
     numbers = (step if isinstance(step, int) else -1, token if isinstance(token, int) else -1)
     return run if isinstance(run, str) else "", *numbers
