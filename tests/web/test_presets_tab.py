@@ -1,6 +1,8 @@
 """Presets on the page: what a page begins with, what is told, and whose they are."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,3 +129,15 @@ def test_thinking_is_a_setting_where_the_model_can(
         assert controls.read(shown)[1].generation.thinking is wanted
     local(session).use(local(session).loaded_of(Thinking(), "m", session.models.runtime, print))
     assert controls.follow(session, "hd", 256)[thinking]["visible"] is True
+
+
+def test_a_file_of_presets_is_read_again(
+    handlers: presets.Handlers, session: Session, warned: list[str], tmp_path: Path
+) -> None:
+    made = session.presets.save("local", EVIL, "Be kind.", CHOSEN)
+    file = json.loads(handlers.export(MINE, {}))
+    assert (file["name"], file["type"]) == ("presets.json", "application/json")
+    session.presets.delete("local", made.id)
+    (tmp_path / file["name"]).write_text(file["text"], encoding="utf-8")
+    handlers.import_(MINE, str(tmp_path / file["name"]), None, {})
+    assert EVIL in [each.name for each in session.presets.list("local")]
