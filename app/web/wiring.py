@@ -7,6 +7,7 @@ which knows whose turn it is and can be left. No event is an API endpoint for ot
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
+from inspect import isgeneratorfunction
 from typing import Any, NamedTuple
 
 import gradio as gr
@@ -58,6 +59,45 @@ def told() -> Iterator[None]:
         yield
     except StrataError as error:
         warn(str(error))
+
+
+class Deeds:
+    """How often the user of a page has done something in a tab: the value of a gr.State.
+
+    To look how things are may take a second. What the user does meanwhile counts, and not what was
+    found before it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def counted(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler of what the user does. Its first input is the page's Deeds."""
+    if isgeneratorfunction(handler):
+
+        def doing(deeds: Deeds, *values: object) -> Iterator[Any]:
+            deeds.count += 1
+            yield from handler(*values)
+
+        return doing
+
+    def done(deeds: Deeds, *values: object) -> Any:
+        deeds.count += 1
+        return handler(*values)
+
+    return done
+
+
+def unless_done(handler: Callable[..., Updates]) -> Callable[..., Updates]:
+    """A handler that looks how things are; it changes nothing once the user has done something."""
+
+    def looking(deeds: Deeds, *values: object) -> Updates:
+        before = deeds.count
+        shown = handler(*values)
+        return shown if deeds.count == before else dict.fromkeys(shown, gr.skip())
+
+    return looking
 
 
 def pass_on(session: Session, owner: str) -> None:

@@ -21,7 +21,7 @@ from app.web.tabs import catalogue, gguf_support
 from app.web.tabs.catalogue import Card
 from app.web.tabs.loading import Place, build_adding, build_place, paced
 from app.web.tabs.settings import control, number
-from app.web.wiring import AT_ONCE, Event, Updates, told, warn
+from app.web.wiring import AT_ONCE, Deeds, Event, Updates, counted, told, unless_done, warn
 from engine.errors import Cancelled, ModelError, StrataError
 from engine.models.formats import FORMATS
 from engine.models.loaders import DEFAULT_RUNTIME
@@ -377,6 +377,7 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     on = Handlers(session, parts)
     controls = list(parts.runtime.values())
     inputs = [parts.choice, *controls]
+    deeds = gr.State(Deeds())
     places = [parts.place, *(card.place for card in parts.cards)]
     needs: list[Block] = [parts.need, *(card.facts for card in parts.cards)]
     needs += [card.place.buttons[0] for card in parts.cards]
@@ -387,22 +388,24 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     own = [parts.place.stop, parts.place.status]
     there = [parts.loaded, parts.choice, *boxes]
     opened = parts.tab.select(on.overview, None, there, **AT_ONCE)
-    opened.then(on.refresh, inputs, [*shown, *own], **AT_ONCE)
-    parts.choice.input(on.choose, parts.choice, shown, **AT_ONCE)
+    opened.then(unless_done(on.refresh), [deeds, *inputs], [*shown, *own], **AT_ONCE)
+    parts.choice.input(counted(on.choose), [deeds, parts.choice], shown, **AT_ONCE)
     edits = [control.input for control in controls]  # type: ignore[attr-defined]
-    gr.on(edits, on.weigh, inputs, needs, trigger_mode="always_last", **AT_ONCE)
+    weigh = counted(on.weigh)
+    gr.on(edits, weigh, [deeds, *inputs], needs, trigger_mode="always_last", **AT_ONCE)
     added = [parts.add.click, parts.box.submit]
-    gr.on(added, on.add, parts.box, [parts.box, *shown], **AT_ONCE)
-    parts.reset.click(on.reset, parts.choice, shown, **AT_ONCE)
+    gr.on(added, counted(on.add), [deeds, parts.box], [parts.box, *shown], **AT_ONCE)
+    parts.reset.click(counted(on.reset), [deeds, parts.choice], shown, **AT_ONCE)
     asked = [removing.asking, removing.question]
     removing.button.click(on.ask, parts.choice, asked, **AT_ONCE)
     removing.no.click(lambda: gr.update(visible=False), None, removing.asking, **AT_ONCE)
-    removing.yes.click(on.remove, parts.choice, [*shown, parts.place.status], **AT_ONCE)
+    removed = [*shown, parts.place.status]
+    removing.yes.click(counted(on.remove), [deeds, parts.choice], removed, **AT_ONCE)
     buttons = [button for each in places for button in each.buttons]
 
     def loads(button: gr.Button, handler: Callable[..., object], place: Place) -> None:
         outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status]))
-        event = button.click(handler, inputs, outputs, **AT_ONCE)
+        event = button.click(counted(handler), [deeds, *inputs], outputs, **AT_ONCE)
         for step in follow:
             event = event.then(*step, **AT_ONCE)
 
@@ -412,6 +415,6 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
             loads(button, partial(on.take, card, drafts), card.place)
     for each in places:
         each.stop.click(session.models.stop, None, None, **AT_ONCE)
-    settle = Event(on.settle, inputs, [*shown, *own])
+    settle = Event(unless_done(on.settle), [deeds, *inputs], [*shown, *own])
     gguf_support.wire(session.gguf, parts.gguf, parts.tab, settle)
     return settle
