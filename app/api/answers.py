@@ -56,11 +56,17 @@ def text_logprobs(tokens: Sequence[Token], names: dict[int, str], start: int) ->
     }
 
 
+def thought(reasoning: str) -> Data:
+    """What was thought, in llama-server's and vLLM's words; nothing where nothing was."""
+    return {"reasoning_content": reasoning} if reasoning else {}
+
+
 @dataclass(slots=True)
 class Grown:
     """A choice so far."""
 
     text: str = ""
+    reasoning: str = ""
     tokens: list[Token] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     over: Over | None = None
@@ -68,6 +74,7 @@ class Grown:
     def add(self, piece: Piece) -> None:
         """What a step added."""
         self.text += piece.text
+        self.reasoning += piece.reasoning
         self.tokens += piece.tokens
         self.names |= piece.names
 
@@ -113,7 +120,8 @@ class Reply:
         for number, grown in enumerate(self.choices):
             said: Data = {"text": grown.text}
             if self.kind == "chat":
-                said = {"message": {"role": "assistant", "content": grown.text, "refusal": None}}
+                message = {"role": "assistant", "content": grown.text, "refusal": None}
+                said = {"message": message | thought(grown.reasoning)}
             finish = grown.over.finish if grown.over else None
             logprobs = self.logprobs(grown) if self.told else None
             choices.append({"index": number, **said, "logprobs": logprobs, "finish_reason": finish})
@@ -122,8 +130,10 @@ class Reply:
     def chunk(self, number: int, text: str, finish: str | None = None, **more: Any) -> Data:
         """A part of one choice."""
         said: Data = {"text": text}
+        reasoning = more.pop("reasoning", "")
         if self.kind == "chat":
-            said = {"delta": {**more.pop("delta", {}), **({"content": text} if text else {})}}
+            delta = more.pop("delta", {}) | ({"content": text} if text else {})
+            said = {"delta": delta | thought(reasoning)}
         choice = {"index": number, **said, "logprobs": more.pop("logprobs", None)}
         if self.wanted.usage:
             more["usage"] = None
@@ -140,11 +150,11 @@ class Reply:
         grown = self.choices[piece.choice]
         start = len(grown.text)
         grown.add(piece)
-        if not piece.text and not (self.told and piece.tokens):
+        if not piece.text and not piece.reasoning and not (self.told and piece.tokens):
             return None
-        part = Grown(piece.text, list(piece.tokens), piece.names)
+        part = Grown(tokens=list(piece.tokens), names=piece.names)
         logprobs = self.logprobs(part, start) if self.told else None
-        return self.chunk(piece.choice, piece.text, logprobs=logprobs)
+        return self.chunk(piece.choice, piece.text, reasoning=piece.reasoning, logprobs=logprobs)
 
     def ended(self, over: Over) -> Data:
         """The chunk that ends a choice; the last chunk of all has the figures."""

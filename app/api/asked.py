@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 from app.api.errors import ApiError, refused
 from app.service.preferences import SEEDS
 from engine.backends.base import BackendInfo
+from engine.backends.chat_template import SWITCHES
 from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import METHODS, PLAIN, Method, method_named
@@ -34,6 +35,7 @@ USUAL_TOKENS: dict[Kind, int] = {"chat": MOST_TOKENS, "text": 16}
 """Of an answer, where nothing is said; the context ends it as well."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 DRAFTING = ("method", "tiers", "nodes")
+REASONING = ("auto", "deepseek", "none")
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -86,7 +88,8 @@ class Wanted:
     """A checked request: what is to be answered, one after the other, and how it is told.
 
     `likeliest` is None where no probabilities are wanted, else how many tokens are told beside each
-    one. The choices of the first prompt come first.
+    one. `parted` says that thinking is told apart from the answer. The choices of the first prompt
+    come first.
     """
 
     kind: Kind
@@ -95,6 +98,7 @@ class Wanted:
     stream: bool
     usage: bool
     likeliest: int | None
+    parted: bool
 
     @property
     def prompt(self) -> str:
@@ -124,7 +128,10 @@ def wanted(kind: Kind, body: Body, info: BackendInfo) -> Wanted:
     check_neutral(body)
     count = whole(body, "n", 1, 1, MOST_CHOICES)
     likeliest = likeliest_of(kind, body)
-    generation = Generation(sampling_of(body, info), tokens_of(kind, body), stops_of(body))
+    thinking = thinking_of(body, info)
+    generation = Generation(
+        sampling_of(body, info), tokens_of(kind, body), stops_of(body), thinking
+    )
     method = method_of(body.get("speculative"))
     basic = Request((), (), generation, method, likeliest=likeliest or 0)
     if kind == "chat":
@@ -136,7 +143,8 @@ def wanted(kind: Kind, body: Body, info: BackendInfo) -> Wanted:
         raise refused(f"{len(prompts)} prompts make too many choices. Ask in parts.", "prompt")
     requests = tuple(reseeded(prompt, number) for prompt in prompts for number in range(count))
     usage = flag(object_of(body, "stream_options"), "include_usage", "stream_options")
-    return Wanted(kind, requests, len(prompts), flag(body, "stream"), usage, likeliest)
+    parted = kind == "chat" and parted_of(body)
+    return Wanted(kind, requests, len(prompts), flag(body, "stream"), usage, likeliest, parted)
 
 
 def check_model(body: Body, info: BackendInfo) -> None:
@@ -230,6 +238,33 @@ def likeliest_of(kind: Kind, body: Body) -> int | None:
     if beside and not told:
         raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
     return beside if told else None
+
+
+def thinking_of(body: Body, info: BackendInfo) -> bool | None:
+    """Whether the model is to think before it answers; None leaves that to its chat template."""
+    name = "chat_template_kwargs"
+    given = object_of(body, name)
+    unknown = [each for each in given if each not in SWITCHES]
+    if unknown:
+        words = f"{name} cannot have {shortened(unknown[0])}. Use: {', '.join(SWITCHES)}."
+        raise refused(words, name, "unsupported_parameter")
+    chosen = {flag(given, each, name) for each in given if given[each] is not None}
+    if len(chosen) > 1:
+        raise refused(f"{name} says both. Use one of: {', '.join(SWITCHES)}.", name)
+    if True in chosen and not info.can_think:
+        words = f"{info.name} has no thinking that can be switched on. Leave {name} out."
+        raise refused(words, name, "unsupported_parameter")
+    return chosen.pop() if chosen else None
+
+
+def parted_of(body: Body) -> bool:
+    """Whether thinking is told apart from the answer: unless "none" is said, in llama-server's
+    words."""
+    given = body.get("reasoning_format")
+    if given not in (None, *REASONING):
+        words = f"reasoning_format cannot be {shortened(given)}. Choose: {', '.join(REASONING)}."
+        raise refused(words, "reasoning_format")
+    return given != "none"
 
 
 def method_of(given: Any) -> Method:

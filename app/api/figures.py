@@ -27,7 +27,8 @@ FINISHES: dict[Finish, str] = {
 @dataclass(frozen=True, slots=True)
 class Answered:
     """One answer that is over: of which model, by which method with at most so many drafted tokens
-    a step, from which seed, with what it was worth."""
+    a step, from which seed, with what it was worth. `thought` of its tokens were thinking, where
+    that is told apart."""
 
     model: str
     method: str
@@ -35,6 +36,7 @@ class Answered:
     seed: int
     prefill: Prefill
     metrics: Metrics
+    thought: int = 0
 
     @property
     def drafts(self) -> int:
@@ -53,6 +55,7 @@ def usage(answers: Sequence[Answered], prompts: int) -> dict[str, Any]:
         "completion_tokens": emitted,
         "total_tokens": read + emitted,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.thought for one in answers)},
     }
 
 

@@ -17,6 +17,7 @@ from app.api.asked import Wanted
 from app.api.errors import ApiError, told
 from app.api.figures import FINISHES, Answered
 from app.api.prometheus import Counters
+from app.api.reasoning import Said, Splitter
 from app.service.latest import Latest
 from app.service.programs import Programs
 from app.service.tasks import Task
@@ -41,11 +42,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a step added to a choice: its text, its tokens but the one that ends the answer, and the
-    texts of these and of the likeliest beside them, where probabilities are told."""
+    """What a step added to a choice: of the answer and of the thinking told apart from it, its
+    tokens but the one that ends the answer, and the texts of these and of the likeliest beside
+    them, where probabilities are told."""
 
     choice: int
     text: str
+    reasoning: str
     tokens: tuple[Token, ...]
     names: dict[int, str]
 
@@ -94,9 +97,11 @@ class Choice:
     number: int
     request: Request
     info: BackendInfo
+    splitter: Splitter | None = None
     prefill: Prefill = Prefill(0, 0)
     tally: Tally = field(default_factory=Tally)
     finish: str = ""
+    thought: int = 0
 
     def piece(self, step: Step, texts: Texts | None) -> Piece:
         """What a step adds. Raises Cancelled where something else than the program ended it."""
@@ -107,9 +112,21 @@ class Choice:
         if step.finish is not None:
             self.finish = FINISHES[step.finish]
         said = step.tokens[:-1] if step.finish == "eos" else step.tokens
-        text = "".join(token.text for token in step.tokens)
+        reasoning, text = self.parted(step)
         names = texts.of(self.info.tokenizer_fingerprint, said) if texts else {}
-        return Piece(self.number, text, said, names)
+        return Piece(self.number, text, reasoning, said, names)
+
+    def parted(self, step: Step) -> Said:
+        """The text of a step, its thinking apart where that is wanted."""
+        if self.splitter is None:
+            return Said("", "".join(token.text for token in step.tokens))
+        parts = []
+        for token in step.tokens:
+            self.thought += self.splitter.thinks
+            parts.append(self.splitter.push(token.text))
+        if self.finish:
+            parts.append(self.splitter.end())
+        return Said(*map("".join, zip(*parts, strict=True)))
 
     @property
     def answered(self) -> Answered:
@@ -117,7 +134,9 @@ class Choice:
         method, seed = self.request.method, self.request.generation.sampling.seed
         metrics = self.tally.metrics()
         nodes = method.drafting.nodes
-        return Answered(self.info.name, method.name, nodes, seed, self.prefill, metrics)
+        return Answered(
+            self.info.name, method.name, nodes, seed, self.prefill, metrics, self.thought
+        )
 
 
 @dataclass(slots=True)
@@ -144,13 +163,13 @@ class Service:
     def news(self, owner: str, wanted: Wanted, task: Task) -> Generator[News, None, None]:
         """All choices of a request, one after the other."""
         for number, request in enumerate(wanted.requests):
-            texts = self.texts if wanted.likeliest is not None else None
-            yield from self.choice(number, request, owner, task, texts)
+            yield from self.choice(number, request, owner, task, wanted)
 
     def choice(
-        self, number: int, request: Request, owner: str, task: Task, texts: Texts | None
+        self, number: int, request: Request, owner: str, task: Task, wanted: Wanted
     ) -> Generator[News, None, None]:
         """One of them."""
+        texts = self.texts if wanted.likeliest is not None else None
         asked, first, began = monotonic(), None, False
         choice = Choice(number, request, self.engine.state.info)
         self.count(1, 0)
@@ -161,6 +180,7 @@ class Service:
                         began = True
                         self.count(-1, 1)
                         choice.info = event.info
+                        choice.splitter = Splitter(event.thinks) if wanted.parted else None
                         yield Begun(number, event.info)
                     elif isinstance(event, Prefill | Step | Learned):
                         choice.tally.add(event)
