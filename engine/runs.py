@@ -46,9 +46,15 @@ class Collector:
         return replace(self.plan, prefill=self.prefill, steps=steps, learned=self.learned)
 
 
-def planned(info: BackendInfo, method: Method, generation: Generation) -> Run:
-    """A run as it is to be made, of which nothing is decoded yet."""
-    settings = {"generation": asdict(generation), "drafting": asdict(method.drafting)}
+def planned(info: BackendInfo, method: Method, generation: Generation, thinks: bool = False) -> Run:
+    """A run as it is to be made, of which nothing is decoded yet. `thinks` says that it begins
+    within thinking, as its chat template has begun that."""
+    settings: dict[str, Any] = {
+        "generation": asdict(generation),
+        "drafting": asdict(method.drafting),
+    }
+    if thinks:
+        settings["thinks"] = True
     return Run(method.name, info.name, info.fingerprint, settings)
 
 

@@ -107,13 +107,15 @@ class Mark(NamedTuple):
 class Worth(NamedTuple):
     """What the run of an answer came to: its tokens, those of them that were guessed, the seconds
     of the whole answer, and what plain decoding would have taken at the same load; None where that
-    is not known. `proof` is what a proof in the background found, {} where there was none."""
+    is not known. `proof` is what a proof in the background found, {} where there was none. `thinks`
+    says that the answer begins within thinking, as the chat template had begun that."""
 
     tokens: int
     guessed: int
     seconds: float
     plain_seconds: float | None
     proof: Mapping[str, Any]
+    thinks: bool = False
 
 
 class Traces:
@@ -250,14 +252,17 @@ class Traces:
         for run_id, *row in self._db.execute_read(
             "SELECT id, emitted_tokens, accepted_tokens, prefill_seconds + decode_seconds + "
             "coalesce(learning_seconds, 0), coalesce(plain_prefill_seconds, prefill_seconds) + "
-            "plain_seconds, proof FROM runs WHERE conversation = ? AND owner = ?",
+            "plain_seconds, proof, CASE WHEN json_valid(settings) "
+            "THEN json_extract(settings, '$.thinks') END "
+            "FROM runs WHERE conversation = ? AND owner = ?",
             [conversation_id, self._owner],
         ):
             with suppress(*MISSHAPEN):
-                tokens, guessed, seconds, plain, proof = row
+                tokens, guessed, seconds, plain, proof, thinks = row
                 told = from_json(proof)
                 worth = int(tokens), int(guessed), float(seconds), _known(plain)
-                found[run_id] = Worth(*worth, told if isinstance(told, dict) else {})
+                proved = told if isinstance(told, dict) else {}
+                found[run_id] = Worth(*worth, proved, bool(thinks))
         return found
 
     def speaker(self, run_id: str) -> str:

@@ -73,7 +73,7 @@ class Growing:
                     self.kept = replace(self.kept, info=event.info)
                     method, generation = self.request.method, self.request.generation
                     told = event.told if self.request.said else None
-                    plan = planned(event.info, method, generation)
+                    plan = planned(event.info, method, generation, event.thinks)
                     self.recorder.begin(plan, event.prompt, told)
                     self.recorder.thinks = event.thinks
                 elif isinstance(event, Waiting):

@@ -1,6 +1,7 @@
 """What stands below an answer beside its actions: a plain sentence, and the badge of its proof.
 
-Both travel as data, and become text on the page (assets/chat/actions.js).
+Both travel as data, and become text on the page (assets/chat/actions.js). With them it is told of
+an answer that it begins within thinking.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ def remark(worth: Worth) -> dict[str, object]:
         said["note"] = words
     if found := badge(worth.proof):
         said["badge"] = found
+    if worth.thinks:
+        said["thinking"] = True
     return said
 
 

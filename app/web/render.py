@@ -50,8 +50,8 @@ def percent(probability: float) -> int:
 
 def about(message: StoredMessage, goes_on: bool = False, said: Said = NOTHING_SAID) -> Data:
     """What stands below a message: its versions, its run, and whether it may be continued. Beside
-    these there may be a `note`, a plain sentence, and a `badge` of `text`, `kind` and `title`:
-    `said` holds them for each run (app/web/remarks.py)."""
+    these there may be a `note`, a plain sentence, a `badge` of `text`, `kind` and `title`, and
+    `thinking` where it begins within that: `said` holds them for each run (app/web/remarks.py)."""
     told: Data = {"key": message.id, "role": message.role}
     if len(message.versions) > 1:
         told["versions"] = [*message.versions]

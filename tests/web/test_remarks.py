@@ -49,3 +49,22 @@ def test_each_answer_of_a_conversation_has_its_sentence(db: Database) -> None:
     found = remarks(db, "ada", talk)
     assert found == {run_id: {"note": "19 of 20 tokens were guessed, which saved about 3.0 s."}}
     assert remarks(db, "bob", talk) == {} == remarks(db, "ada", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"thinks": True}, {"thinking": True}), ({"thinks": False}, {}), ({"generation": {}}, {})],
+)
+def test_an_answer_that_began_within_thinking_is_known_to(
+    db: Database, settings: dict[str, Any], told: dict[str, Any]
+) -> None:
+    """Only the page that watched it grow has heard it from the answer itself."""
+    talk = Conversations(db, "ada").create().id
+    step = Step(0, (Token(1, 0, "context"),), finish="cancelled", verify_seconds=1.0)
+    run = Run(settings=settings, prefill=Prefill(1, 0, 0.0), steps=(step,))
+    run_id = Traces(db, "ada").save(run, talk)
+    assert remarks(db, "ada", talk)[run_id].items() >= told.items()
+    assert ("thinking" in remarks(db, "ada", talk)[run_id]) == bool(told)
+    with db.write() as handle:
+        handle.execute("UPDATE runs SET settings = '{' WHERE id = ?", [run_id])
+    assert "thinking" not in remarks(db, "ada", talk)[run_id], "a damaged file breaks nothing"

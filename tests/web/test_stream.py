@@ -23,6 +23,7 @@ from app.service.preferences import Preferences
 from app.service.recorder import UPDATE_SECONDS, Update
 from app.service.session import Session
 from app.web import server, stream
+from app.web.remarks import remarks
 from app.web.stream import News, Teller
 from engine.backends.toy import ToyBackend
 from engine.local import Local
@@ -425,3 +426,6 @@ def test_a_page_learns_that_the_template_has_begun_the_thinking(
     assert soon(lambda: answer.over) and not answer.error
     told = [data for kind, data, _ in Teller(answer, 0).news(0.0) if kind == "sources"]
     assert [bool(data.get("thinking")) for data in told] == [thinks] * len(told) and told
+    # A page that is loaded later hears of it with the stored answer.
+    (said,) = remarks(db, OWNER, conversation).values()
+    assert said.get("thinking", False) is thinks
