@@ -66,6 +66,8 @@ def test_a_file_is_built_in_the_page_and_another_build_is_stopped(
     small.write_text(STORY * 300)
     large.write_text(STORY * 400_000)
     folder = data / "statistics"
+    send(page, "Tell me of a boat.")
+    finished(page)
     open_tab(page, "Databases")
     status = page.locator("#general-status")
     with page.expect_file_chooser() as chooser:
