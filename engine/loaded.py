@@ -13,6 +13,7 @@ from engine.backends.base import Backend, BackendInfo
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.memory import DraftingMemory
 from engine.errors import ModelError
+from engine.heads.base import Head
 from engine.methods import Method
 from engine.prompt import Chat
 from engine.runs import UNMEASURED, PlainSpeed, plain_speed
@@ -43,6 +44,7 @@ class NoModel:
         self.info = replace(info, can_tree=False, note=NO_MODEL)
 
     bytes = 0
+    head: Head | None = None
 
     def refuse(self, *_: object) -> NoReturn:
         """There is nothing here that could answer."""

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from engine.backends.chat_template import Fill, TemplateStopped, switched
 from engine.errors import PromptError
+from engine.heads.base import Head, HeadInfo
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -25,7 +26,7 @@ class BackendInfo:
     None for any number; 1 means that only chains are verified. `sampling` is what the model's
     makers recommend, where they do. `begin` is the token that a text begins with, as text, "" where
     the model wants none. `can_think` says whether its chat template can have it think before it
-    answers, or not.
+    answers, or not. `head` is what the model brings to guess its own next tokens with, if anything.
     """
 
     name: str
@@ -47,6 +48,7 @@ class BackendInfo:
     sampling: Sampling = Sampling()
     begin: str = ""
     can_think: bool = False
+    head: HeadInfo | None = None
 
 
 class Filled(NamedTuple):
@@ -93,10 +95,15 @@ class Backend(Protocol):
     """
 
     info: BackendInfo
+    head: Head | None
+    """What guesses ahead for this sequence; `info.head` describes it."""
 
     @property
     def bytes(self) -> int:
-        """About what the cache takes in memory, beside the weights: 0 when nothing was read yet."""
+        """About what the cache takes in memory, beside the weights: 0 when nothing was read yet.
+
+        The cache of its head is counted.
+        """
 
     def open(self) -> "Backend":
         """Another sequence, which is empty: the same weights and the same `info`."""

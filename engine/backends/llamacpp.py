@@ -33,6 +33,7 @@ from engine.backends.chat_template import Fill
 from engine.backends.scores import LogitScores
 from engine.decode import never
 from engine.errors import ModelError, PromptError
+from engine.heads.base import Head
 from engine.models.gguf import TREE_ROWS
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -200,6 +201,7 @@ class LlamaCppBackend:
     ) -> None:
         self.model, self.context, self.tokens = model, context, vocabulary
         self.template, self.info = template, info
+        self.head: Head | None = None
         # The library takes no more at a time than fits its cache, and ends the process otherwise.
         self.chunk = min(rows, llama_cpp.llama_n_batch(context))
         self.memory = llama_cpp.llama_get_memory(context)

@@ -3,6 +3,9 @@
 It behaves like a model (cache, tree, roll-back, end token) and costs microseconds, so the whole
 engine is tested on it. The logits after a context are a hash of its last two tokens, sharpened
 on a few tokens, so that text repeats often enough for drafts to be accepted.
+
+It may bring a head, whose law is any function of the same two tokens: a deviating one guesses well,
+a `shuffled` one as badly as can be.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +17,7 @@ import numpy as np
 
 from engine.backends.base import BackendInfo, Filled, common_prefix
 from engine.backends.scores import LogitScores
+from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -60,10 +64,65 @@ def deviating(deviation: float, key: int = 1) -> Callable[[tuple[int, ...]], Flo
     return logits
 
 
+@lru_cache(maxsize=1 << 16)
+def shuffled(suffix: tuple[int, ...]) -> Floats:
+    """The logits of a head whose weights were shuffled: as sure as the toy, of other tokens."""
+    return generator(suffix, 2).permutation(toy_logits(suffix))
+
+
+class ToyHead:
+    """The head of a toy: as other heads it sees decided tokens through its backend only.
+
+    `calls` counts what it was asked, and `rows` the tokens that it computed with.
+    """
+
+    def __init__(
+        self, backend: "ToyBackend", info: HeadInfo, logits: Callable[[tuple[int, ...]], Floats]
+    ) -> None:
+        self.backend, self.info, self.logits = backend, info, logits
+        self.level: list[tuple[int, ...]] = []
+        self.depth = self.calls = self.rows = 0
+        self.listening = False
+        self.read: list[int] = []
+        """What its own cache would hold."""
+
+    def listen(self, on: bool) -> None:
+        self.listening = on
+
+    def start(
+        self, tokens: Sequence[int], sampling: Sampling, cancelled: Callable[[], bool]
+    ) -> LogitGuess | None:
+        assert self.listening, "a head that is asked was told to listen"
+        assert list(tokens[:-1]) == self.backend.cache, "a head is told what was decided"
+        if cancelled() or len(tokens) < 2:
+            return None
+        self.calls += 1
+        self.rows += len(tokens) - common_prefix(self.read, tokens)
+        self.read, self.depth = list(tokens), 1
+        self.level = [tuple(tokens[-MEMORY:])]
+        return LogitGuess(self.logits(self.level[0]))
+
+    def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
+        assert self.depth < self.info.depth, "a head guesses so many tokens ahead"
+        assert len(tokens) == 1 or self.info.branches, "this head goes along a chain"
+        self.calls += 1
+        self.rows += len(tokens)
+        self.depth += 1
+        self.level = [
+            (*self.level[parent], token)[-MEMORY:]
+            for parent, token in zip(parents, tokens, strict=True)
+        ]
+        return [LogitGuess(self.logits(suffix)) for suffix in self.level]
+
+    def forget(self) -> None:
+        self.level, self.depth = [], 0
+
+
 class ToyBackend:
     """The toy model, or one of other `logits` after the last two tokens, shape (260,).
 
     `cache` is what a real cache would hold, `forwards` counts the forwards of this sequence.
+    `guesses` is the law of its head, which `depth` and `branches` describe; None for no head.
     """
 
     def __init__(
@@ -71,8 +130,14 @@ class ToyBackend:
         context_length: int = 4096,
         name: str = "toy",
         logits: Callable[[tuple[int, ...]], Floats] = toy_logits,
+        guesses: Callable[[tuple[int, ...]], Floats] | None = None,
+        depth: int = 6,
+        branches: bool = True,
     ) -> None:
-        self.logits = logits
+        self.logits, self.guesses = logits, guesses
+        head = None
+        if guesses is not None:
+            head = HeadInfo("toy head", depth, branches, fingerprint=f"head of {name}")
         self.info = BackendInfo(
             name=name,
             kind="toy",
@@ -83,10 +148,18 @@ class ToyBackend:
             eos_ids=frozenset({END}),
             context_length=context_length,
             can_tree=True,
+            head=head,
         )
+        self.head: Head | None = self.own_head()
         self.cache: list[int] = []
         self.tree: Tree | None = None
         self.forwards = 0
+
+    def own_head(self) -> ToyHead | None:
+        """A head for this sequence alone."""
+        if self.guesses is None or self.info.head is None:
+            return None
+        return ToyHead(self, self.info.head, self.guesses)
 
     @property
     def bytes(self) -> int:
@@ -94,6 +167,7 @@ class ToyBackend:
 
     def open(self) -> Self:
         other = copy(self)
+        other.head = other.own_head()
         other.close()
         other.forwards = 0
         return other

@@ -28,6 +28,7 @@ from engine.backends.device_scores import DeviceScores
 from engine.backends.rotary import Rotary
 from engine.backends.scores import LogitScores
 from engine.drafting.costs import LARGEST
+from engine.heads.base import Head
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -159,6 +160,7 @@ class TransformersBackend:
 
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
         self.model, self.tokenizer, self.info = model, tokenizer, info
+        self.head: Head | None = None
         config = model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         self.chunk: int | None = getattr(config, "attention_chunk_size", None)

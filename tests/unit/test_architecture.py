@@ -126,7 +126,7 @@ def test_handlers_say_what_they_take_and_change() -> None:
 def test_there_is_something_to_read() -> None:
     assert len(ENGINE) > 40 and len(STORAGE) > 10 and len(APP) > 40 and len(TRAINING) > 5
     folders = {path.parent.name for path in ENGINE}
-    assert folders == {"engine", "backends", "drafting", "hsd", "models"}
+    assert folders == {"engine", "backends", "drafting", "heads", "hsd", "models"}
 
 
 @pytest.mark.parametrize("package", RULES)
@@ -151,7 +151,8 @@ def test_gradio_is_imported_in_the_web_interface_alone() -> None:
 def test_torch_and_llama_cpp_are_imported_where_models_are_run_or_read() -> None:
     for name, path in SOURCES.items():
         if within(name, "engine") and packages(path) & HEAVY:
-            assert within(name, "engine.backends") or within(name, "engine.models"), name
+            homes = ("engine.backends", "engine.heads", "engine.models")
+            assert any(within(name, home) for home in homes), name
 
 
 def test_storage_takes_values_and_errors_from_the_engine_and_nothing_else() -> None:
