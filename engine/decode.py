@@ -22,7 +22,7 @@ from engine.text import TextStream
 from engine.tree import Tree
 from engine.types import (
     DATABASES,
-    STACK,
+    HEAD,
     TARGET,
     Event,
     Finish,
@@ -64,7 +64,10 @@ def decode(
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled, text, likeliest)
     drafters = drafters if backend.info.can_tree else ()
-    controller = DraftController(drafters, drafting, backend.info.vocabulary_size, costs)
+    info = backend.info
+    controller = DraftController(drafters, drafting, info.vocabulary_size, costs, info.leaves)
+    if backend.head is not None:
+        backend.head.listen(any(drafter.name == HEAD for drafter in drafters))
     pending = PendingTokens(drafters, tokens, controller)
     loop = DecodeLoop(backend, tokens, answer, controller, pending, drafting.rule)
     try:
@@ -177,10 +180,12 @@ class PendingTokens:
     def read(self, fresh: int) -> None:
         """Have the drafters learn the prompt, of which `fresh` tokens are new.
 
-        Draft models that back off leave it unread until they draft.
+        Draft models and heads that back off leave it unread until they draft.
         """
         readers = [
-            d for d in self.drafters if way(d) != STACK or not self.controller.backing_off(STACK)
+            drafter
+            for drafter in self.drafters
+            if way(drafter) == DATABASES or not self.controller.backing_off(way(drafter))
         ]
         seconds = self.timed(lambda d: d.observe(self.tokens, len(self.tokens)), readers)
         self.controller.read(seconds, fresh)
@@ -205,7 +210,7 @@ class PendingTokens:
     def timed(
         self, work: Callable[[Drafter], None], drafters: Sequence[Drafter]
     ) -> dict[str, float]:
-        """Do it for some drafters: the seconds that it took, for each of the two ways to draft."""
+        """Do it for some drafters: the seconds that it took, for each of the ways to draft."""
         seconds: dict[str, float] = {}
         for drafter in drafters:
             clock = perf_counter()
@@ -227,7 +232,8 @@ def draft(
     for drafter in drafters:
         if len(tree) >= budget.nodes:
             break
-        work.update(drafter.grow(tree, tokens, budget))
+        for source, done in drafter.grow(tree, tokens, budget).items():
+            work[source] = done.plus(work.get(source, Work(0.0)))
     return tree, work
 
 

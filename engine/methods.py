@@ -16,16 +16,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.backends.base import Backend, BackendInfo
 from engine.decode import never
 from engine.drafting.base import Drafter
+from engine.drafting.costs import LARGEST
 from engine.drafting.databases import Databases
+from engine.drafting.head import FixedHead, head_drafters
 from engine.drafting.lookup import LONGEST_COPY, LookupDrafter
 from engine.drafting.published import NODES
 from engine.errors import SettingError
 from engine.hsd.family import Family, Plans
 from engine.hsd.planner import Plan
+from engine.sampling import COLDEST
 from engine.settings import Drafting, Sampling, shortened
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
+
+AS_FAR_AS_IT_PAYS = 0
+"""The depth of a head that is asked as far as it pays."""
 
 FromDatabases = Callable[[Databases, Drafting, Sampling | None], list[Drafter]]
 """Makes the drafters that databases feed; the last is the sampling of a run whose noise is known.
@@ -60,6 +67,8 @@ class Method:
 
     `databases` makes what drafts from the databases. `stack` is the plan of the draft models behind
     them: None for no models, "" for the best plan there is, else its text (engine/hsd/planner.py).
+    `head` is how deep the model's own head drafts, AS_FAR_AS_IT_PAYS or so many tokens in each
+    step; None for no head.
     A `settable` method takes the user's settings for drafts; with `tiers_settable` their tiers and
     the order of these as well.
     """
@@ -69,6 +78,7 @@ class Method:
     drafting: Drafting
     databases: FromDatabases = hierarchy
     stack: str | None = None
+    head: int | None = None
     settable: bool = True
     tiers_settable: bool = False
 
@@ -76,7 +86,7 @@ class Method:
     def adaptive(self) -> bool:
         """Whether how much it drafts depends on what a forward costs."""
         drafting = self.drafting
-        drafts = bool(drafting.tiers) or self.stack is not None
+        drafts = bool(drafting.tiers) or self.stack is not None or self.head is not None
         return drafts and drafting.nodes > 0 and drafting.budget == "adaptive"
 
     def using(self, drafting: Drafting) -> "Method":
@@ -92,15 +102,22 @@ class Method:
         family: Family | None = None,
         sampling: Sampling | None = None,
         cancelled: Callable[[], bool] = never,
+        target: Backend | None = None,
     ) -> list[Drafter]:
-        """All its drafters, made for one answer: the databases' first, then the draft models.
+        """All its drafters, made for one answer: the head and the databases first, then the draft
+        models.
 
         `sampling` is the answer's; who leaves it out has the databases draft by probability alone.
         `cancelled` is the one that the answer is decoded with: draft models read the prompt, too.
-        Raises SettingError when it takes models that are not loaded or not profiled.
+        `target` is the sequence that the answer is decoded with, whose head may draft. Raises
+        SettingError when it takes models that are not loaded or not profiled, or a head that is not
+        there.
         """
         known = sampling if self.drafting.rule == "match" else None
-        found = self.databases(databases, self.drafting, known)
+        if self.head is not None:
+            found = self.with_head(databases, sampling or Sampling(), known, cancelled, target)
+        else:
+            found = self.databases(databases, self.drafting, known)
         if self.stack is None:
             return found
         plan = self.plan(family)
@@ -118,6 +135,32 @@ class Method:
         drawn = sampling or Sampling()
         return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 
+    def with_head(
+        self,
+        databases: Databases,
+        sampling: Sampling,
+        known: Sampling | None,
+        cancelled: Callable[[], bool],
+        target: Backend | None,
+    ) -> list[Drafter]:
+        """The drafters of a head, and of the databases beside it. Raises SettingError where the
+        target has none that drafts."""
+        head = None if target is None else target.head
+        missing = no_head(None if target is None else target.info)
+        if head is None or missing:
+            raise SettingError(f"The method {self.name!r} cannot be used: {missing}")
+        if self.head:
+            return [FixedHead(head, self.head, sampling, cancelled)]
+        tiers = self.drafting.tiers
+        return head_drafters(
+            head,
+            lambda tier: databases.beside((), tier, known),
+            (lambda tier: databases.beside(tiers, tier, known)) if tiers else None,
+            sampling,
+            known is not None and sampling.temperature >= COLDEST,
+            cancelled,
+        )
+
     def plan(self, family: Plans[Any] | None) -> Plan:
         """The plan of its draft models. Raises SettingError when it takes models that are not
         loaded or not profiled."""
@@ -129,6 +172,21 @@ class Method:
         plan = family.plan(self.stack, self.drafting.rule)
         family.check(plan)
         return plan
+
+
+def no_head(info: BackendInfo | None) -> str:
+    """Why a model's head cannot draft, "" where it can."""
+    if info is None or info.head is None:
+        name = "This model" if info is None else info.name
+        return (
+            f"{name} brings no head that guesses ahead (MTP or EAGLE-3). Load a model or a file "
+            'that has one, or choose the method "Databases".'
+        )
+    if not info.can_tree:
+        return f"{info.name} decodes plainly. {info.note}".rstrip()
+    if not info.head.drafts:
+        return f"The {info.head.name} head of {info.name} does not draft: {info.head.note}"
+    return ""
 
 
 PLAIN = Method("plain", "Plain decoding", Drafting(tiers=(), nodes=0), settable=False)
@@ -166,6 +224,19 @@ METHODS = {
             stack="",
             tiers_settable=True,
         ),
+        Method(
+            "hd+head",
+            "Databases and the model's head, in one tree",
+            Drafting(),
+            head=AS_FAR_AS_IT_PAYS,
+            tiers_settable=True,
+        ),
+        Method(
+            "head",
+            "The model's head alone (MTP, EAGLE-3)",
+            Drafting(tiers=()),
+            head=AS_FAR_AS_IT_PAYS,
+        ),
         Method("context", "This chat only (context tier)", Drafting(tiers=(CONTEXT,))),
         Method("model", "Past answers only (model tier)", Drafting(tiers=(MODEL,))),
         Method("statistics", "General text only (statistics tier)", Drafting(tiers=(STATISTICS,))),
@@ -192,12 +263,31 @@ def single(model: str) -> Method:
     return replace(stack(model), name=name, title=f"Draft model {model}")
 
 
+def fixed_head(depth: str) -> Method:
+    """A head that drafts so many tokens in each step, for comparison. Raises SettingError."""
+    if not depth.isdecimal() or not 1 <= int(depth) <= LARGEST:
+        raise SettingError(
+            f"A head cannot draft {shortened(depth)} tokens. Write a whole number from 1 to "
+            f"{LARGEST}, as in head@3."
+        )
+    drafting = Drafting(tiers=(), nodes=int(depth), budget="fixed")
+    return Method(
+        f"head@{int(depth)}",
+        f"The model's head alone, {int(depth)} deep",
+        drafting,
+        head=int(depth),
+        settable=False,
+    )
+
+
 PREFIXES: dict[str, Callable[[str], Method]] = {
     "hsd": stack,
     "hd+hsd": hierarchy_then_stack,
     "single": single,
 }
 """What makes a method of the plan behind a name and a colon, as in "hsd:small@8/mid@4"."""
+FIXED = "head@"
+"""Begins the name of a head of fixed depth, as in "head@3"."""
 
 
 def method_named(name: str, drafting: Drafting | None = None) -> Method:
@@ -205,6 +295,8 @@ def method_named(name: str, drafting: Drafting | None = None) -> Method:
     prefix, _, plan = name.partition(":")
     if plan and prefix in PREFIXES:
         method = PREFIXES[prefix](plan)
+    elif name.startswith(FIXED):
+        method = fixed_head(name.removeprefix(FIXED))
     elif name in METHODS:
         method = METHODS[name]
     else:

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 CONTEXT, MODEL, STATISTICS, TARGET = "context", "model", "statistics", "target"
+HEAD = "head"
+"""The source of what the model's own head drafts (engine/heads/base.py), and this way to draft."""
 TIERS = (CONTEXT, MODEL, STATISTICS)
 """The databases from highest to lowest temporal locality (arXiv 2502.05609, section 3)."""
 
@@ -22,7 +24,8 @@ Rule = Literal["match", "rejection"]
 """How drafts are verified: engine/verify.py."""
 RULES: tuple[Rule, ...] = ("match", "rejection")
 DATABASES, STACK = "databases", "draft models"
-"""The two ways to draft, as their drafters are named. What each gains is weighed for itself."""
+WAYS = (DATABASES, STACK, HEAD)
+"""The ways to draft, as their drafters are named. What each gains is weighed for itself."""
 DRAFT = "draft:"
 """A source that begins so is a draft model, whose name follows."""
 
@@ -58,7 +61,7 @@ class Gram(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a source did for one draft tree: seconds it took and, of a model, its forwards.
+    """What a source did for one draft tree: seconds it took and, of a model or head, its forwards.
 
     `drafted` tokens were put before the model by the level below it, it kept `accepted` of them.
     """
@@ -67,6 +70,15 @@ class Work(NamedTuple):
     forwards: int = 0
     drafted: int = 0
     accepted: int = 0
+
+    def plus(self, other: "Work") -> "Work":
+        """Both together."""
+        return Work(
+            self.seconds + other.seconds,
+            self.forwards + other.forwards,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+        )
 
 
 class CalibrationRow(NamedTuple):

@@ -9,9 +9,11 @@ This decides within one step. Over many steps engine/drafting/controller.py deci
 at all.
 """
 
-from engine.drafting.costs import LARGEST, CostCurve
+from collections.abc import Collection
+
+from engine.drafting.costs import LARGEST, CostCurve, StepTimes
 from engine.settings import Drafting
-from engine.types import DATABASES
+from engine.types import DATABASES, WAYS
 
 
 class Budget:
@@ -21,17 +23,20 @@ class Budget:
     the tree was worth most so far; `expected` is E, the number of tokens the tree as grown so far
     is expected to emit, its bonus token included. `near` asks for drafts of near databases alone,
     those that are as good as free to look into. `due` names who drafts in this step whatever is
-    expected of it, as it has not drafted for long: DATABASES or STACK (engine/types.py). `owed` is
-    whether that is the databases.
+    expected of it, as it has not drafted for long: one of WAYS (engine/types.py). `owed` is whether
+    that is the databases. `asked` are the ways that draft in this step. Of the tree no more than
+    `leaves` branches are verified, None for any number: with 1 it is a chain.
     """
 
     __slots__ = (
+        "asked",
         "best",
         "costs",
         "depth",
         "due",
         "expected",
         "floor",
+        "leaves",
         "near",
         "nodes",
         "owed",
@@ -47,10 +52,13 @@ class Budget:
         costs: CostCurve | None = None,
         due: str = "",
         near: bool = False,
+        leaves: int | None = None,
+        asked: Collection[str] = WAYS,
     ) -> None:
         self.nodes = min(drafting.nodes, LARGEST) if depth > 0 else 0
         self.depth, self.vocabulary = depth, vocabulary
-        self.costs = costs if drafting.budget == "adaptive" else None
+        self.costs: StepTimes | None = costs if drafting.budget == "adaptive" else None
+        self.leaves, self.asked = leaves, asked
         self.due, self.owed, self.near = due, due == DATABASES, near
         self.floor = drafting.threshold
         self.expected = 1.0
@@ -60,6 +68,12 @@ class Budget:
             self.worth = 1.0 / self.costs.table[0]
             # No node below this can ever pay, so nothing is looked up for it.
             self.floor = max(self.floor, self.costs.entry)
+
+    def spend(self, seconds: float) -> None:
+        """So long was taken before the tree is grown: what is drafted has to be worth that too."""
+        if self.costs is not None:
+            self.costs = self.costs.delayed(seconds)
+            self.worth = 0.0 if self.owed else 1.0 / self.costs.table[0]
 
     def pays(self, size: int, probability: float) -> bool:
         """Whether a tree of `size` nodes should grow by one of that path probability."""

@@ -25,6 +25,7 @@ from engine.drafting.noise import ErrorModel
 from engine.types import (
     CONTEXT,
     DIVERSITIES,
+    HEAD,
     MODEL,
     STATISTICS,
     STRENGTHS,
@@ -40,6 +41,13 @@ PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
 """Per match length (longer ones share the last entry): a key with n occurrences and d distinct next
 tokens has the weight n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
 recorded answers of Vicuna-7B (docs/log.md)."""
+HEAD_DEPTHS, HEAD_CLASSES = 5, 7
+"""A head's evidence is told apart by depth, deeper ones counted as the last, and by the probability
+of its likeliest token. Together these make as many kinds as there are strengths."""
+HEAD_PRIORS = (0.85, 0.8, 0.75, 0.7, 0.65)
+"""The weight of a head at each depth before anything is observed."""
+WITH_HEAD = "with head:"
+"""Begins the rows of what evidence is worth where a head says something beside it."""
 UNIGRAM_PRIORS: Mapping[str, tuple[float, float]] = {
     CONTEXT: (7.0, 0.0),
     MODEL: (10.0, 0.0),
@@ -54,7 +62,8 @@ RANKS = 4
 """Siblings from this rank on are counted together."""
 RANK_SUFFIX, NOISY_RANK_SUFFIX, NOISE = ":rank", ":noisy rank", "noise"
 SIZE = 130_000
-"""About the bytes of a calibration, as measured: 85,000 when it is new, 170,000 at most."""
+"""About the bytes of a calibration, as measured: 85,000 when it is new, 170,000 at most. One that
+was learned beside a head has a second one in it."""
 UNSEEN = 1e-4
 """The probability of a token under no evidence at all."""
 
@@ -113,9 +122,9 @@ class EvidenceWeights:
         "values",
     )
 
-    def __init__(self, tier: str, match_length: int, a: float, b: float) -> None:
+    def __init__(self, tier: str, match_length: int, priors: Iterable[float]) -> None:
         self.tier, self.match_length = tier, match_length
-        self.priors = array("d", (prior(strength, a, b) for strength in range(STRENGTHS)))
+        self.priors = array("d", priors)
         self.values = array("d", self.priors)
         self.reached = array("d", (0.0,) * STRENGTHS)
         self.credited = array("d", (0.0,) * STRENGTHS)
@@ -145,15 +154,22 @@ class Calibration:
     def __init__(self, rows: Iterable[CalibrationRow] = ()) -> None:
         self.weights = {
             tier: [
-                EvidenceWeights(tier, length, *pairs[min(length, len(pairs)) - 1])
+                EvidenceWeights(tier, length, priors_of(*pairs[min(length, len(pairs)) - 1]))
                 for length in range(1, LONGEST + 1)
             ]
             for tier, pairs in PRIORS.items()
         }
+        self.weights[HEAD] = [
+            EvidenceWeights(HEAD, length, (HEAD_PRIORS[s // HEAD_CLASSES] for s in STRENGTH_RANGE))
+            for length in range(1, LONGEST + 1)
+        ]
         self.errors = ErrorModel()
         self.unigrams = {
-            tier: EvidenceWeights(tier, 0, *pair) for tier, pair in UNIGRAM_PRIORS.items()
+            tier: EvidenceWeights(tier, 0, priors_of(*pair))
+            for tier, pair in {**UNIGRAM_PRIORS, HEAD: (0.0, 1.0)}.items()
         }
+        self.headed: Calibration | None = None
+        """The same of runs that ask a head: see `with_head`."""
         self.compiled: Any = None
         """The compiled core's view of these numbers, once it was asked for."""
         for row in rows:
@@ -161,6 +177,11 @@ class Calibration:
 
     def load(self, row: CalibrationRow) -> None:
         """Take over what was learned before; a damaged row says nothing."""
+        if row.tier.startswith(WITH_HEAD):
+            if self.headed is None:
+                self.headed = Calibration()
+            self.headed.load(row._replace(tier=row.tier.removeprefix(WITH_HEAD)))
+            return
         name, _, kind = row.tier.partition(":")
         counted = 0 <= row.reached < inf and 0 <= row.credited < inf
         if row.tier == NOISE and counted:
@@ -196,7 +217,17 @@ class Calibration:
                 for rank, rate in enumerate(rates):
                     name = tier + suffix
                     rows.append(CalibrationRow(name, length, rank, rate.expected, rate.accepted))
+        if self.headed is not None:
+            found = self.headed.rows()
+            rows += [row._replace(tier=WITH_HEAD + row.tier) for row in found]
         return [row for row in rows if row.reached]
+
+    def with_head(self) -> "Calibration":
+        """What evidence is worth beside a head's: learned for itself, as a head says much of what
+        short matches say, and beginning with what it is worth without one."""
+        if self.headed is None:
+            self.headed = Calibration(self.rows())
+        return self.headed
 
     def learn(self, chain: Sequence[Evidence], token: int) -> None:
         """The target said `token` where `chain` was the evidence, the longest match first."""
@@ -219,6 +250,14 @@ class Calibration:
 
 LONGEST = 8
 """The longest key of any tier."""
+
+
+STRENGTH_RANGE = range(STRENGTHS)
+
+
+def priors_of(a: float, b: float) -> list[float]:
+    """The weights of all strengths."""
+    return [prior(strength, a, b) for strength in STRENGTH_RANGE]
 
 
 def prior(strength: int, a: float, b: float) -> float:

@@ -73,7 +73,7 @@ class CompiledHierarchy(Hierarchy):
             work=Work,
         )
 
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+    def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """As the reference does."""
         self.tree, self.grown = tree, None if budget.near else len(tokens)
         work: Mapping[str, Work] = self.compiled.grow(tree, tokens, budget)
@@ -84,9 +84,13 @@ class CompiledHierarchy(Hierarchy):
         if self.grown == len(tokens) - new:
             self.compiled.learn(self.tree, tokens, new)
         self.grown = None
-        self.compiled.forget()
+        self.forget()
         for tier in self.tiers:
             tier.observe(tokens, new)
+
+    def forget(self) -> None:
+        """As the reference does."""
+        self.compiled.forget()
 
 
 def compiled_calibration(calibration: Calibration) -> Any:

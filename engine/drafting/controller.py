@@ -1,9 +1,11 @@
-"""Does drafting pay? The databases and the draft models are judged in the same way.
+"""Does drafting pay? The databases, the draft models and a head are judged in the same way.
 
-- **Balance.** Each of the two has a balance, in plain steps: what its latest steps saved, by the
-  cost curve. Look-ups, forwards of draft models and learning are charged to it. It starts at three
-  and is six at most. A balance is bounded where an average is not: a small gain that comes in
-  bursts is left alone, and what a try can lose is limited.
+- **Balance.** Each of them has a balance, in plain steps: what its latest steps saved, by the
+  cost curve. Look-ups, forwards of draft models, calls of the head and learning are charged to it.
+  What databases and head draft together is shared by whose tokens were kept, and the rows of the
+  forward by whose nodes they were. It starts at three and is six at most. A balance is bounded
+  where an average is not: a small gain that comes in bursts is left alone, and what a try can lose
+  is limited.
 - **Back-off.** Once the balance is negative, drafting pauses for 16 steps, then for 32, up to 512.
   After each pause it may lose one plain step. Once the balance is full, pauses are short again.
 - **Probe.** During a pause drafting is tried now and then, so seldom that it costs two per cent of
@@ -20,7 +22,7 @@ from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import CostCurve, Gain
 from engine.settings import Drafting
-from engine.types import DATABASES, DRAFT, STACK, Step
+from engine.types import DATABASES, DRAFT, HEAD, STACK, WAYS, Step
 
 FULL, TRIAL = 6.0, 1.0
 """The balance at most, and after a back-off."""
@@ -53,8 +55,10 @@ class DraftController:
         drafting: Drafting,
         vocabulary: int,
         costs: CostCurve | None,
+        leaves: int | None = None,
     ) -> None:
         self.drafters, self.drafting, self.vocabulary = drafters, drafting, vocabulary
+        self.leaves = leaves
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
         self.ways = {way(drafter) for drafter in drafters}
         self.gains = self.costs.gate.gains if self.costs is not None else {}
@@ -71,7 +75,7 @@ class DraftController:
     def plan(self, depth: int) -> tuple[Budget, Sequence[Drafter]]:
         """The budget of the next step, whose tree may be `depth` levels deep, and who may use it.
 
-        Nobody drafts where the depth is 0: in a plain step, or where both ways to draft back off.
+        Nobody drafts where the depth is 0: in a plain step, or where all ways to draft back off.
         """
         backing_off = {name for name in self.ways if self.backing_off(name)}
         self.was_paused, self.paused = self.paused, bool(self.ways) and backing_off == self.ways
@@ -79,7 +83,9 @@ class DraftController:
         plain = self.costs is not None and self.costs.gate.plain >= PLAIN
         depth = depth if asked and not plain else 0
         near = DATABASES in backing_off
-        budget = Budget(self.drafting, depth, self.vocabulary, self.costs, self.due(asked), near)
+        due, costs = self.due(asked), self.costs
+        room = self.drafting, depth, self.vocabulary
+        budget = Budget(*room, costs, due, near, self.leaves, frozenset(asked))
         self.steps += 1
         self.asked = asked if budget.nodes else set()
         return budget, [drafter for drafter in self.drafters if way(drafter) in self.asked]
@@ -96,11 +102,13 @@ class DraftController:
     def due(self, asked: set[str]) -> str:
         """Who drafts in the next step whatever is expected of it.
 
-        Draft models that are asked are left out only where databases draft better. They must not be
-        judged for ever by how they did when they last drafted.
+        Draft models that are asked are left out only where databases draft better, and a head where
+        it is not expected to pay. They must not be judged for ever by how they did when they last
+        drafted.
         """
-        if STACK in asked and self.costs is not None and self.probes(STACK):
-            return STACK
+        for name in (STACK, HEAD):
+            if name in asked and self.costs is not None and self.probes(name):
+                return name
         return DATABASES if self.costs is not None and self.costs.gate.drafted >= DRAFTED else ""
 
     # learning
@@ -162,8 +170,9 @@ class DraftController:
             return
         nodes = sum(step.proposed.values())
         models = [s for source, s in step.look_ups.items() if source.startswith(DRAFT)]
-        # A draft model's time is its own, it says nothing of what a node costs the databases.
-        looking = step.draft_seconds - learning - sum(models)
+        head = step.look_ups.get(HEAD, 0.0)
+        # A model's time is its own, it says nothing of what a node costs the databases.
+        looking = step.draft_seconds - learning - sum(models) - head
         other = learning + step.sample_seconds + step.other_seconds
         self.costs.observe(nodes, step.verify_seconds, looking, other)
         gate = self.costs.gate
@@ -171,24 +180,45 @@ class DraftController:
         gate.drafted = 0 if nodes else gate.drafted + 1
         plain = self.costs.seconds(0)
         databases = (looking + learning) / plain
-        took = (self.costs.seconds(nodes) + sum(models)) / plain + databases
+        rows = (self.costs.seconds(nodes) - self.costs.seconds(0)) / plain
+        took = 1.0 + rows + (sum(models) + head) / plain + databases
         emitted = len(step.tokens)
         later = emitted * gate.learn_and_calibrate_seconds / plain
-        self.weigh(STACK if models else DATABASES, emitted - took, databases, later)
+        guessed = float(step.accepted.get(HEAD, 0))
+        if nodes:
+            guessed -= rows * step.proposed.get(HEAD, 0) / nodes
+        winner = STACK if models else DATABASES
+        head_share = guessed - head / plain if HEAD in step.levels else None
+        self.weigh(winner, emitted - took, databases, head_share, later)
 
-    def weigh(self, winner: str, saved: float, databases: float, later: float) -> None:
-        """Add what a step saved, in plain steps, to the balance of the way that drafted.
+    def weigh(
+        self,
+        winner: str,
+        saved: float,
+        databases: float,
+        guessed: float | None,
+        later: float,
+    ) -> None:
+        """Add what a step saved, in plain steps, to the balance of the ways that drafted.
 
         `databases` is what their look-ups and learning took. Where draft models drafted, it is
         charged to the databases, unless these back off and so learn for the draft models alone.
+        `guessed` is the head's share of what was saved, None where it was not called.
         `later` is what learning the tokens of the step takes: a probe does not pay without it.
         """
+        shares: dict[str, float] = {}
+        drafted = {winner, DATABASES}
+        if guessed is not None:
+            # Without databases there is nobody to share with.
+            shares[HEAD] = guessed if self.ways - {HEAD} else saved
+            saved -= shares[HEAD]
+            drafted.add(HEAD)
         if winner == STACK and DATABASES in self.ways and not self.backing_off(DATABASES):
-            shares = {STACK: saved + databases, DATABASES: -databases}
+            shares |= {STACK: saved + databases, DATABASES: -databases}
         else:
-            shares = {winner: saved}
+            shares[winner] = saved
         for name in self.ways:
-            gain, used = self.gains[name], name in self.asked and name in (winner, DATABASES)
+            gain, used = self.gains[name], name in self.asked and name in drafted
             gain.unused = 0 if used else gain.unused + 1
             if gain.backoff:
                 probe = shares.get(name, 0.0) - (later if name == DATABASES else 0.0)
@@ -199,7 +229,7 @@ class DraftController:
 
 def way(drafter: Drafter) -> str:
     """Which way to draft a drafter is of."""
-    return STACK if drafter.name == STACK else DATABASES
+    return drafter.name if drafter.name in WAYS else DATABASES
 
 
 def updated(known: float, seconds: float, tokens: int) -> float:

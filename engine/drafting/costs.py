@@ -20,11 +20,12 @@ from time import perf_counter
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.backends.base import Backend
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import DATABASES, STACK
+from engine.types import WAYS
 
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Nodes per measured forward. The steps are small where kernels change their way of working."""
@@ -89,6 +90,47 @@ class Gain:
     wait: int = 32
 
 
+HEAD_LEVELS = 5
+"""Levels of a head from here on are counted together."""
+HEAD_GAIN = 0.05
+"""How far an observation moves what is known of a head, once a few were made."""
+
+
+@dataclass(slots=True)
+class HeadPace:
+    """What a head takes, and what asking it has added: for engine/drafting/head.py.
+
+    `seconds[0]` are those of all calls of a step in which it was asked, `seconds[d]` those of the
+    call for level d. `gains[d]` is what that adds to the tokens that a step is expected to emit,
+    as a share of the probability that the tree leaves open there. They are set against each other.
+    """
+
+    gains: list[float] = field(default_factory=lambda: [1.5] + [0.7] * (HEAD_LEVELS - 1))
+    seconds: list[float] = field(default_factory=lambda: [0.0] * HEAD_LEVELS)
+    seen: list[int] = field(default_factory=lambda: [0] * HEAD_LEVELS)
+
+    def pays(self, level: int, missing: float, expected: float, step: float) -> bool:
+        """Whether to ask for a level where the tree leaves `missing` open, is `expected` to emit so
+        many tokens, and its step takes so long. What was never asked is tried."""
+        at = min(level, HEAD_LEVELS - 1)
+        return self.gains[at] * missing * step > self.seconds[at] * expected
+
+    def learn(self, level: int, missing: float, added: float, seconds: float) -> None:
+        """The head was asked for a level: what that added, and took."""
+        at = min(level, HEAD_LEVELS - 1)
+        self.seen[at] += 1
+        gain = max(HEAD_GAIN, 1 / (self.seen[at] + 1))
+        known = self.seconds[at]
+        # One hiccup of the machine must not decide.
+        cut = min(seconds, 3 * known) if known else seconds
+        self.seconds[at] = known + gain * (cut - known) if known else seconds
+        self.gains[at] += gain * (added / max(missing, LEAST_MISSING) - self.gains[at])
+
+
+LEAST_MISSING = 0.05
+"""Where less is open, what asking adds says little of what it adds elsewhere."""
+
+
 @dataclass(slots=True)
 class Gate:
     """Whether drafting pays, as far as known: plain data for engine/drafting/controller.py.
@@ -98,11 +140,12 @@ class Gate:
     drafted before: then they also learn what their evidence is worth.
     """
 
-    gains: dict[str, Gain] = field(default_factory=lambda: {DATABASES: Gain(), STACK: Gain()})
+    gains: dict[str, Gain] = field(default_factory=lambda: {way: Gain() for way in WAYS})
     plain: int = 0
     drafted: int = 0
     learn_seconds: float = LEARN_SECONDS
     learn_and_calibrate_seconds: float = LEARN_SECONDS
+    head: HeadPace = field(default_factory=HeadPace)
 
 
 class Growth:
@@ -146,7 +189,40 @@ class Growth:
         )
 
 
-class CostCurve:
+class StepTimes:
+    """What steps over trees of 0, 1, 2, ... nodes take, and what growing on costs.
+
+    `table` holds seconds of a whole step over n nodes: forward, drafting, everything else. `slopes`
+    holds the least relative cost of a further node (`CostCurve.refresh`). `cheapest` is the least
+    of them, and `entry` the least path probability that can ever pay. The arrays are the same two,
+    for the compiled core.
+    """
+
+    def __init__(self, table: list[float], slopes: NDArray[np.float64], gate: Gate) -> None:
+        self.gate = gate
+        self.tabulate(table, slopes)
+
+    def tabulate(self, table: list[float], slopes: NDArray[np.float64]) -> None:
+        """Take over the times of 0 to LARGEST nodes, and the slopes of all but the last."""
+        self.table = table
+        self.slopes: list[float] = slopes.tolist()
+        self.cheapest = min(self.slopes)
+        # The node that makes n of n + 1 is the least likely of them, so E is 1 + n p at least.
+        nodes = np.arange(LARGEST)
+        paying = nodes * slopes < 1
+        self.entry = float((slopes[paying] / (1 - nodes[paying] * slopes[paying])).min())
+        self.slopes.append(inf)
+        self.table_array, self.slope_array = array("d", self.table), array("d", self.slopes)
+
+    def delayed(self, seconds: float) -> "StepTimes":
+        """The times of a step that has taken so long before its tree is grown."""
+        table = np.array(self.table)
+        later = table + seconds
+        slopes = np.array(self.slopes[:-1]) * (table / later)[:-1]
+        return StepTimes(later.tolist(), slopes, self.gate)
+
+
+class CostCurve(StepTimes):
     """Seconds per forward, and per drafted node, as estimated now.
 
     `points` maps numbers of nodes to seconds of a forward behind CACHED tokens; `token` and `row`
@@ -176,15 +252,6 @@ class CostCurve:
         self.variances = [INITIAL_VARIANCE] * len(self.sizes)
         self.since_refresh = 0
         self.gate = Gate()
-        self.table: list[float] = []
-        """Seconds of a whole step over n nodes: forward, drafting, everything else."""
-        self.slopes: list[float] = []
-        """The least relative cost of a further node: see `refresh`."""
-        self.table_array = self.slope_array = array("d")
-        """The same two, for the compiled core."""
-        self.cheapest = 0.0
-        self.entry = 0.0
-        """The least path probability that can ever pay."""
         self.refresh()
 
     @property
@@ -221,22 +288,15 @@ class CostCurve:
         of the curve just ahead must not hide that a few nodes more are free.
         """
         self.tabulated = self.beyond
-        self.table = [
+        steps = [
             self.seconds(nodes) + self.other + nodes * self.node for nodes in range(LARGEST + 1)
         ]
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
-        table, nodes, ends = np.array(self.table), np.arange(LARGEST), np.array([*marks, LARGEST])
+        table, nodes, ends = np.array(steps), np.arange(LARGEST), np.array([*marks, LARGEST])
         here, gaps = table[:-1], ends - nodes[:, None]
         rises = (table[ends] - here[:, None]) / np.maximum(gaps, 1)
         rise = np.minimum(np.where(gaps > 0, rises, inf).min(axis=1), np.diff(table))
-        slopes = np.maximum(rise, 0.0) / here
-        self.slopes = slopes.tolist()
-        self.cheapest = min(self.slopes)
-        # The node that makes n of n + 1 is the least likely of them, so E is 1 + n p at least.
-        paying = nodes * slopes < 1
-        self.entry = float((slopes[paying] / (1 - nodes[paying] * slopes[paying])).min())
-        self.slopes.append(inf)
-        self.table_array, self.slope_array = array("d", self.table), array("d", self.slopes)
+        self.tabulate(steps, np.maximum(rise, 0.0) / here)
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""

@@ -10,6 +10,7 @@ from engine.drafting.base import Drafter, Frozen, Learner, NgramTable, Tier
 from engine.drafting.calibration import Calibration
 from engine.drafting.compiled import hierarchy
 from engine.drafting.context import ContextTier
+from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.model import Forgetful, ModelTier
 from engine.drafting.published import (
     Flat,
@@ -52,6 +53,13 @@ class Databases:
         noise is known."""
         chosen = self.tiers(tiers)
         return [hierarchy(chosen, self.calibration, sampling)] if chosen else []
+
+    def beside(
+        self, tiers: Sequence[str], head: Tier, sampling: Sampling | None = None
+    ) -> Hierarchy:
+        """The same with what a head guesses as one more tier, the first. What evidence is worth
+        beside it is learned for itself."""
+        return hierarchy([head, *self.tiers(tiers)], self.calibration.with_head(), sampling)
 
     def as_published(self, tiers: Sequence[str] = TIERS) -> list[Drafter]:
         """The paper's own three tiers, filled from what the model tier holds, made once."""

@@ -24,6 +24,7 @@ import numpy as np
 from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
+from engine.drafting.paths import grow_path
 from engine.sampling import COLDEST, gumbel
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -85,7 +86,14 @@ class Hierarchy:
         """All but the farthest, whose look-ups take the longest."""
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Grow the tree; returns the time that each tier spent on look-ups."""
+        """Grow the tree, or the best path where only that is verified; returns the time that each
+        tier spent on look-ups."""
+        if budget.leaves == 1 and budget.nodes and not len(tree):
+            return grow_path(self, tree, tokens, budget)
+        return self.grow_tree(tree, tokens, budget)
+
+    def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Grow the tree best first."""
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         suffix = tuple(tokens[-LONGEST:])
         before = len(tree)
@@ -269,11 +277,15 @@ class Hierarchy:
             for at in range(start, len(tokens)):
                 self.learn(tuple(tokens[max(0, at - LONGEST) : at]), at, tokens[at])
         self.grown = None
-        self.laws.clear()
-        self.lucky.clear()
-        self.chains.clear()  # what the tiers learn now changes their answers
+        self.forget()  # what the tiers learn now changes their answers
         for tier in self.tiers:
             tier.observe(tokens, new)
+
+    def forget(self) -> None:
+        """Ask the tiers anew: they may answer otherwise now."""
+        self.laws.clear()
+        self.lucky.clear()
+        self.chains.clear()
 
     def learn(self, suffix: tuple[int, ...], position: int, token: int) -> None:
         """Learn what the evidence was worth, and what the noise told: the target said `token`."""

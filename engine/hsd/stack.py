@@ -169,13 +169,7 @@ class LevelDrafter:
 def add(work: dict[str, Work], more: Mapping[str, Work]) -> None:
     """Add up what sources did."""
     for source, done in more.items():
-        before = work.get(source, Work(0.0))
-        work[source] = Work(
-            before.seconds + done.seconds,
-            before.forwards + done.forwards,
-            before.drafted + done.drafted,
-            before.accepted + done.accepted,
-        )
+        work[source] = work.get(source, Work(0.0)).plus(done)
 
 
 TRIES = 4
