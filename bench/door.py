@@ -96,7 +96,7 @@ def direct(
 ) -> tuple[Run, float]:
     """The loop itself, as `bench speed` calls it."""
     loaded, table = local.loaded, local.table
-    drafters = method.drafters(fresh(table), None, generation.sampling)
+    drafters = method.drafters(fresh(table), None, generation.sampling, target=loaded.backend)
     curve = loaded.copy_of(method) if drafters else None
     cold((loaded.backend,))
     start = perf_counter()

@@ -159,7 +159,7 @@ class Runs:
         if isinstance(self.databases.statistics, StatisticsTable):
             self.databases.statistics.forget_look_ups()
         drafts = tuple(self.family.drafts.values()) if self.family else ()
-        drafters = method.drafters(databases, self.family, generation.sampling)
+        drafters = method.drafters(databases, self.family, generation.sampling, target=self.backend)
         return decoded(
             self.backend, prompt, method, drafters, generation, costs=curve, drafts=drafts
         )

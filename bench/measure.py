@@ -135,7 +135,7 @@ def one_run(
     if not isinstance(method, Method):
         result.note(method.answer(prompt, generation))
         return
-    drafters = method.drafters(databases, family, generation.sampling)
+    drafters = method.drafters(databases, family, generation.sampling, target=backend)
     measured = costs if is_adaptive(method) else None
     plan = planned(backend.info, method, generation)
     start = perf_counter()

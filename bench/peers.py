@@ -30,7 +30,7 @@ from bench.peer import (
 )
 from engine.backends.base import Backend
 from engine.errors import SettingError
-from engine.methods import METHODS, PREFIXES
+from engine.methods import FIXED, METHODS, PREFIXES
 
 SPECULATION = ("ngram-mod", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 """What llama-server can draft from without a draft model (--spec-type), its default first."""
@@ -78,7 +78,8 @@ def checked_methods(options: argparse.Namespace) -> list[str]:
                 f"The peer {name!r} is of {other} models, and {options.model!r} is none. Choose "
                 f"from: {', '.join(PEERS[kind])}."
             )
-        if name not in known and name.partition(":")[0] not in PREFIXES:
+        ours = name.partition(":")[0] in PREFIXES or name.startswith(FIXED)
+        if name not in known and not ours:
             raise SettingError(f"There is no method {name!r}. Choose from: {', '.join(known)}.")
         if problem := obstacle(name, options):
             raise SettingError(

@@ -382,7 +382,7 @@ class Local:
         """
         family = self.family(request.profile, target, drafts)
         sampling, cancelled = request.generation.sampling, stream.stopped.is_set
-        found = request.method.drafters(databases, family, sampling, cancelled)
+        found = request.method.drafters(databases, family, sampling, cancelled, target)
         return [Guarded(each, lambda text: stream.put(Notice(text))) for each in found]
 
     def family(

@@ -31,8 +31,8 @@ from engine.sampling import COLDEST
 from engine.settings import Drafting, Sampling, shortened
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
-AS_FAR_AS_IT_PAYS = 0
-"""The depth of a head that is asked as far as it pays."""
+AS_FAR_AS_IT_PAYS, WHERE_THERE = 0, -1
+"""The depth of a head that is asked as far as it pays, and of one that may not be there."""
 
 FromDatabases = Callable[[Databases, Drafting, Sampling | None], list[Drafter]]
 """Makes the drafters that databases feed; the last is the sampling of a run whose noise is known.
@@ -67,8 +67,8 @@ class Method:
 
     `databases` makes what drafts from the databases. `stack` is the plan of the draft models behind
     them: None for no models, "" for the best plan there is, else its text (engine/hsd/planner.py).
-    `head` is how deep the model's own head drafts, AS_FAR_AS_IT_PAYS or so many tokens in each
-    step; None for no head.
+    `head` is how deep the model's own head drafts: AS_FAR_AS_IT_PAYS, which WHERE_THERE means as
+    well where the model has a head that drafts, or so many tokens in each step. None for no head.
     A `settable` method takes the user's settings for drafts; with `tiers_settable` their tiers and
     the order of these as well.
     """
@@ -114,7 +114,7 @@ class Method:
         there.
         """
         known = sampling if self.drafting.rule == "match" else None
-        if self.head is not None:
+        if self.asks(None if target is None else target.info):
             found = self.with_head(databases, sampling or Sampling(), known, cancelled, target)
         else:
             found = self.databases(databases, self.drafting, known)
@@ -135,6 +135,15 @@ class Method:
         drawn = sampling or Sampling()
         return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 
+    def asks(self, info: BackendInfo | None) -> bool:
+        """Whether it asks the head of a model."""
+        return self.head is not None and not (self.head == WHERE_THERE and no_head(info))
+
+    def missing(self, info: BackendInfo | None) -> str:
+        """Why it cannot be used with a model, as far as its head is concerned; "" where it can."""
+        why = no_head(info) if self.asks(info) else ""
+        return why and f"The method {self.name!r} cannot be used. {why}"
+
     def with_head(
         self,
         databases: Databases,
@@ -146,10 +155,10 @@ class Method:
         """The drafters of a head, and of the databases beside it. Raises SettingError where the
         target has none that drafts."""
         head = None if target is None else target.head
-        missing = no_head(None if target is None else target.info)
-        if head is None or missing:
-            raise SettingError(f"The method {self.name!r} cannot be used: {missing}")
-        if self.head:
+        missing = self.missing(None if target is None else target.info)
+        if missing or head is None:
+            raise SettingError(missing)
+        if self.head is not None and self.head > 0:
             return [FixedHead(head, self.head, sampling, cancelled)]
         tiers = self.drafting.tiers
         return head_drafters(
@@ -190,10 +199,19 @@ def no_head(info: BackendInfo | None) -> str:
 
 
 PLAIN = Method("plain", "Plain decoding", Drafting(tiers=(), nodes=0), settable=False)
+USUAL = Method(
+    "auto",
+    "Automatic: databases, and the built-in head where there is one",
+    Drafting(),
+    head=WHERE_THERE,
+    tiers_settable=True,
+)
+"""What is used unless something else is chosen."""
 METHODS = {
     method.name: method
     for method in (
         PLAIN,
+        USUAL,
         Method("hd", "Databases (hierarchy drafting)", Drafting(), tiers_settable=True),
         Method(
             "hd-published",
@@ -226,14 +244,14 @@ METHODS = {
         ),
         Method(
             "hd+head",
-            "Databases and the model's head, in one tree",
+            "Databases and built-in head, in one tree",
             Drafting(),
             head=AS_FAR_AS_IT_PAYS,
             tiers_settable=True,
         ),
         Method(
             "head",
-            "The model's head alone (MTP, EAGLE-3)",
+            "Built-in head alone (MTP, EAGLE-3)",
             Drafting(tiers=()),
             head=AS_FAR_AS_IT_PAYS,
         ),
@@ -242,6 +260,11 @@ METHODS = {
         Method("statistics", "General text only (statistics tier)", Drafting(tiers=(STATISTICS,))),
     )
 }
+
+
+def offered(info: BackendInfo) -> list[Method]:
+    """The methods that are not of one plan, as far as a model can be decoded with them."""
+    return [method for method in METHODS.values() if not method.missing(info)]
 
 
 def stack(plan: str) -> Method:
@@ -273,7 +296,7 @@ def fixed_head(depth: str) -> Method:
     drafting = Drafting(tiers=(), nodes=int(depth), budget="fixed")
     return Method(
         f"head@{int(depth)}",
-        f"The model's head alone, {int(depth)} deep",
+        f"Built-in head alone, {int(depth)} deep",
         drafting,
         head=int(depth),
         settable=False,
@@ -302,6 +325,7 @@ def method_named(name: str, drafting: Drafting | None = None) -> Method:
     else:
         raise SettingError(
             f"There is no method {shortened(name)}. Choose one of: {', '.join(METHODS)}, or name a "
-            "stack of draft models: hsd:PLAN, hd+hsd:PLAN or single:MODEL."
+            "stack of draft models: hsd:PLAN, hd+hsd:PLAN or single:MODEL; or a head of depth N: "
+            "head@N."
         )
     return method if drafting is None else method.using(drafting)

@@ -18,7 +18,7 @@ from engine.backends.base import BackendInfo
 from engine.backends.chat_template import SWITCHES
 from engine.engine import Request
 from engine.errors import SettingError
-from engine.methods import METHODS, PLAIN, Method, method_named
+from engine.methods import PLAIN, USUAL, Method, method_named
 from engine.settings import Generation, Sampling, shortened
 from engine.types import Message
 
@@ -271,7 +271,7 @@ def method_of(given: Any) -> Method:
     """The way to decode: {"method": ..., "tiers": [...], "nodes": ...}, a method's name, or false
     for plain decoding. The text is the same in all of them."""
     if given is None or given is True:
-        return METHODS["hd"]
+        return USUAL
     if given is False:
         return PLAIN
     chosen = {"method": given} if isinstance(given, str) else given
@@ -282,7 +282,7 @@ def method_of(given: Any) -> Method:
             "speculative",
         )
     try:
-        name = chosen.get("method", "hd")
+        name = chosen.get("method", USUAL.name)
         if not isinstance(name, str):
             raise SettingError(f"The method cannot be {shortened(name)}. Give its name.")
         method = method_named(name)

@@ -25,7 +25,7 @@ from app.http.access import MAX_REQUEST
 from app.http.problems import encoded, problem
 from engine.errors import ModelError, StrataError
 from engine.loaded import NO_MODEL
-from engine.methods import METHODS
+from engine.methods import offered
 
 PATIENCE = 10.0
 """So long a stream waits for its turn before it begins, so that what goes wrong by then has a
@@ -159,7 +159,7 @@ class Api:
             "strata": {
                 "kind": info.kind,
                 "parameters": info.parameters,
-                "methods": list(METHODS),
+                "methods": [method.name for method in offered(info)],
                 "draft_models": [draft.name for draft in state.drafts],
             },
         }

@@ -235,7 +235,10 @@ class Stacks:
         return family
 
     def check(self, method: Method, sampling: Sampling) -> None:
-        """Raise SettingError for a method whose draft models are not loaded or not profiled."""
+        """Raise SettingError for a method whose draft models are not loaded or not profiled, and
+        for one that needs a head where the model has none."""
+        if missing := method.missing(self.state.info):
+            raise SettingError(missing)
         if method.stack is not None:
             method.plan(self.family_for(sampling))
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from engine.errors import SettingError
-from engine.methods import METHODS, Method, method_named
+from engine.methods import USUAL, Method, method_named
 from engine.settings import Drafting, Generation, Sampling, shortened
 
 DEFAULT_TOKENS = 256
@@ -21,8 +21,8 @@ class Preferences:
     checked in the background."""
 
     generation: Generation = Generation()
-    method: str = "hd"
-    drafting: Drafting = METHODS["hd"].drafting
+    method: str = USUAL.name
+    drafting: Drafting = USUAL.drafting
     fresh_seed: bool = True
     check: bool = False
 

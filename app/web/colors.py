@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.service.draft_models import LEVELS
-from engine.types import CONTEXT, DRAFT, MODEL, STATISTICS, TARGET
+from engine.types import CONTEXT, DRAFT, HEAD, MODEL, STATISTICS, TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,12 @@ INKS = {
     MODEL: Ink("Past answers", "#7f6df2", "dashed", "copied from past answers (the model tier)"),
     STATISTICS: Ink(
         "General text", "#e0982a", "dotted", "common in large texts (the statistics tier)"
+    ),
+    HEAD: Ink(
+        "Built-in head",
+        "#4f9331",
+        "double",
+        "guessed by a small network that the model brings with it (its head)",
     ),
     TARGET: Ink("The model itself", "#8792a6", "", "not drafted (the target)"),
 }
@@ -64,7 +70,7 @@ def ink(source: str) -> Ink:
 
 
 def others(sources: Iterable[str]) -> list[str]:
-    """The sources among these that are no tier and not the target: draft models, small first."""
+    """The sources among these that are drafted by models of their own, the small ones first."""
     found = {source for source in sources if source not in INKS}
     return sorted(found, key=lambda s: (-LEVELS.get(s.removeprefix(DRAFT), 0), s))
 

@@ -151,8 +151,8 @@ def panel_values(
         values["r"] = ribbon(steps, sources)
     if drafts:
         values["d"] = [[ink(source).title, ink(source).colour] for source in drafts]
-    if figures.levels:
-        values["l"] = levels(figures, drafts)
+    if found := levels(figures, drafts):
+        values["l"] = found
     if over and (words := sentence(worth_of(figures))):
         values["w"] = words
     if ended:

@@ -11,7 +11,7 @@ from html import escape
 from app.web.colors import INKS, STAGES, ink, others
 from app.web.metrics_panel import milliseconds, times
 from app.web.verdicts import title_of
-from engine.types import DRAFT, TARGET, Prefill, Run, Step, Token
+from engine.types import DRAFT, HEAD, TARGET, Prefill, Run, Step, Token
 from storage.traces import Asked, Trace
 
 MOST_CHARS = 20_000
@@ -159,9 +159,10 @@ def source_row(step: Step, name: str) -> str:
 
 
 def levels(step: Step) -> str:
-    """What the draft models of a stack did for a step."""
+    """What the head and the draft models of a stack did for a step."""
     words = [
-        f"{ink(name).title}: {forwards} passes, kept {kept} of {drafted} guesses from below"
+        f"{ink(name).title}: {forwards} passes"
+        + ("" if name == HEAD else f", kept {kept} of {drafted} guesses from below")
         for name, (forwards, drafted, kept) in step.levels.items()
     ]
     return f"<p class='fine'>{escape('. '.join(words))}.</p>" if words else ""

@@ -34,8 +34,9 @@ FIRST = 2
 """The step of an answer that probes near databases anyway: there are some words to go by."""
 PLAIN, DRAFTED = 96, 128
 """Steps with drafts after which one without is due, and the other way round."""
-LEARNING_SHARE, PROBE_SHARE = 0.01, 0.02
-"""The shares of a back-off's time that learning may take, and probes."""
+LEARNING_SHARE, PROBE_SHARE, HEAD_PROBE_SHARE = 0.01, 0.02, 0.01
+"""The shares of a back-off's time that learning may take, probes, and those of a head: these come
+on top of the probes of databases."""
 PRIOR_TOKENS = 32
 """Tokens whose time to learn counts as much as what was known of it before."""
 PLAIN_GAIN = 0.1
@@ -65,6 +66,7 @@ class DraftController:
         self.plain_time = PlainTime(self.costs)
         self.steps = 0
         self.asked: set[str] = set()
+        self.forced = ""
         self.paused = self.was_paused = False
 
     def reach(self, length: int) -> None:
@@ -84,6 +86,7 @@ class DraftController:
         depth = depth if asked and not plain else 0
         near = DATABASES in backing_off
         due, costs = self.due(asked), self.costs
+        self.forced = due
         room = self.drafting, depth, self.vocabulary
         budget = Budget(*room, costs, due, near, self.leaves, frozenset(asked))
         self.steps += 1
@@ -222,9 +225,11 @@ class DraftController:
             gain.unused = 0 if used else gain.unused + 1
             if gain.backoff:
                 probe = shares.get(name, 0.0) - (later if name == DATABASES else 0.0)
-                back_off(gain, probe if used else None)
+                back_off(gain, probe if used else None, probe_share(name))
             elif name in shares:
                 settle(gain, shares[name])
+                if name == HEAD == self.forced:
+                    gain.wait = rest_of(shares[name], probe_share(name))
 
 
 def way(drafter: Drafter) -> str:
@@ -250,7 +255,7 @@ def settle(gain: Gain, saved: float) -> None:
         gain.backoff, gain.balance, gain.debt, gain.wait = gain.length, TRIAL, 0.0, PROBE
 
 
-def back_off(gain: Gain, probe: float | None) -> None:
+def back_off(gain: Gain, probe: float | None, share: float) -> None:
     """A step of a back-off is over; a probe in it saved so much. Saving anything ends the back-off,
     and pays for the try that follows."""
     gain.backoff -= 1
@@ -259,7 +264,17 @@ def back_off(gain: Gain, probe: float | None) -> None:
     if probe > 0:
         gain.backoff = gain.length = 0
         gain.balance = min(TRIAL + probe, FULL)
-    gain.wait = max(PROBE, round(-probe / PROBE_SHARE))
+    gain.wait = rest_of(probe, share)
+
+
+def probe_share(name: str) -> float:
+    """The share of the time that probes of a way to draft may lose."""
+    return HEAD_PROBE_SHARE if name == HEAD else PROBE_SHARE
+
+
+def rest_of(saved: float, share: float) -> int:
+    """Steps until the next probe, so that what this one lost stays within its share of the time."""
+    return max(PROBE, round(-saved / share))
 
 
 class PlainTime:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from engine.backends.base import Backend
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import WAYS
+from engine.types import HEAD, WAYS
 
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Nodes per measured forward. The steps are small where kernels change their way of working."""
@@ -92,6 +92,8 @@ class Gain:
 
 HEAD_LEVELS = 5
 """Levels of a head from here on are counted together."""
+WHOLE = -1
+"""Stands for all calls of a step together, where a level is meant."""
 HEAD_GAIN = 0.05
 """How far an observation moves what is known of a head, once a few were made."""
 
@@ -100,24 +102,33 @@ HEAD_GAIN = 0.05
 class HeadPace:
     """What a head takes, and what asking it has added: for engine/drafting/head.py.
 
-    `seconds[0]` are those of all calls of a step in which it was asked, `seconds[d]` those of the
-    call for level d. `gains[d]` is what that adds to the tokens that a step is expected to emit,
-    as a share of the probability that the tree leaves open there. They are set against each other.
+    `seconds[d]` are those of the call for level d below the root, and `gains[d]` is what it adds to
+    the tokens that a step is expected to emit, as a share of the probability that the tree leaves
+    open there. The last of each is for all calls of a step. `seen` counts what was observed.
     """
 
-    gains: list[float] = field(default_factory=lambda: [1.5] + [0.7] * (HEAD_LEVELS - 1))
-    seconds: list[float] = field(default_factory=lambda: [0.0] * HEAD_LEVELS)
-    seen: list[int] = field(default_factory=lambda: [0] * HEAD_LEVELS)
+    gains: list[float] = field(default_factory=lambda: [0.85] * HEAD_LEVELS + [1.5])
+    seconds: list[float] = field(default_factory=lambda: [0.0] * (HEAD_LEVELS + 1))
+    seen: list[int] = field(default_factory=lambda: [0] * (HEAD_LEVELS + 1))
 
     def pays(self, level: int, missing: float, expected: float, step: float) -> bool:
         """Whether to ask for a level where the tree leaves `missing` open, is `expected` to emit so
-        many tokens, and its step takes so long. What was never asked is tried."""
+        many tokens, and its step takes so long.
+
+        The first call may pay by itself, or by those that follow it. What was never asked is tried.
+        """
         at = min(level, HEAD_LEVELS - 1)
-        return self.gains[at] * missing * step > self.seconds[at] * expected
+        for which in (at,) if level else (at, WHOLE):
+            # A level that nobody has asked for will take what the one above it takes.
+            known = max((n for n in range(at + 1) if self.seen[n]), default=0)
+            takes = self.seconds[known if which == at else which]
+            if self.gains[which] * missing * step > takes * expected:
+                return True
+        return False
 
     def learn(self, level: int, missing: float, added: float, seconds: float) -> None:
-        """The head was asked for a level: what that added, and took."""
-        at = min(level, HEAD_LEVELS - 1)
+        """The head was asked for a level, or for all of a step: what that added, and took."""
+        at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.seen[at] += 1
         gain = max(HEAD_GAIN, 1 / (self.seen[at] + 1))
         known = self.seconds[at]
@@ -131,6 +142,10 @@ LEAST_MISSING = 0.05
 """Where less is open, what asking adds says little of what it adds elsewhere."""
 
 
+HEAD_BALANCE = 2.0
+"""The first balance of a head: a call of it takes much longer than a look-up."""
+
+
 @dataclass(slots=True)
 class Gate:
     """Whether drafting pays, as far as known: plain data for engine/drafting/controller.py.
@@ -140,7 +155,9 @@ class Gate:
     drafted before: then they also learn what their evidence is worth.
     """
 
-    gains: dict[str, Gain] = field(default_factory=lambda: {way: Gain() for way in WAYS})
+    gains: dict[str, Gain] = field(
+        default_factory=lambda: {w: Gain(HEAD_BALANCE) if w == HEAD else Gain() for w in WAYS}
+    )
     plain: int = 0
     drafted: int = 0
     learn_seconds: float = LEARN_SECONDS

@@ -23,7 +23,7 @@ from time import perf_counter
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import HEAD_CLASSES, HEAD_DEPTHS, LONGEST
-from engine.drafting.costs import HeadPace
+from engine.drafting.costs import WHOLE, HeadPace
 from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.paths import best_row, path_to, unlimited, weighed
 from engine.heads.base import Guess, Head
@@ -201,6 +201,8 @@ class HeadDrafter:
         self.tier.add(root.suffix, guess, 0, len(tokens))
         level, calls, look = [root], 1, ask.look_again()
         spent = perf_counter() - clock
+        if pace is not None:
+            pace.learn(0, missing, gained(first, look, 0.0), spent)
         for depth in range(1, min(self.head.info.depth, budget.depth)):
             frontier = ask.frontier(look.tree, level, depth, self.head.info.branches)
             open_here = ask.missing(depth, look) if frontier else 0.0
@@ -220,7 +222,7 @@ class HeadDrafter:
                 pace.learn(depth, open_here, gained(before, look, spent), ended - started)
             spent = ended - clock
         if pace is not None:
-            pace.learn(0, missing, gained(first, look, 0.0), spent)
+            pace.learn(WHOLE, missing, gained(first, look, 0.0), spent)
         return calls
 
     def observe(self, tokens: Sequence[int], new: int) -> None:

@@ -28,7 +28,7 @@ from engine.drafting.paths import grow_path
 from engine.sampling import COLDEST, gumbel
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import Followers, Work
+from engine.types import HEAD, Followers, Work
 
 NEGLIGIBLE = 0.02
 """Once so little probability is left, shorter matches are not asked."""
@@ -89,8 +89,14 @@ class Hierarchy:
         """Grow the tree, or the best path where only that is verified; returns the time that each
         tier spent on look-ups."""
         if budget.leaves == 1 and budget.nodes and not len(tree):
-            return grow_path(self, tree, tokens, budget)
-        return self.grow_tree(tree, tokens, budget)
+            work = grow_path(self, tree, tokens, budget)
+        else:
+            work = self.grow_tree(tree, tokens, budget)
+        if HEAD in self.sources:
+            lengths = zip(tree.sources, tree.match_lengths, strict=True)
+            # Where a guess stands among matches is no number of tokens that were matched.
+            tree.match_lengths = [0 if source == HEAD else length for source, length in lengths]
+        return work
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Grow the tree best first."""

@@ -114,7 +114,9 @@ def trials(
         at = number % len(tried)
         for entry in [*tried[at:], *tried[:at]]:
             fresh = databases.for_measuring()
-            drafters = entry.method.drafters(fresh, family, generation.sampling, cancelled)
+            drafters = entry.method.drafters(
+                fresh, family, generation.sampling, cancelled, family.target
+            )
             curve = costs(entry.method) if entry.gated else None
             drafts = tuple(family.drafts.values())
             last = run(

@@ -10,7 +10,7 @@ import pytest
 
 from engine.backends.base import Backend
 from engine.backends.scores import LogitScores
-from engine.backends.toy import VOCABULARY, ToyBackend
+from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import never
 from engine.drafting.calibration import Calibration
 from engine.drafting.controller import DRAFTED
@@ -104,8 +104,10 @@ def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
     for temperature in (0.7, 1.5):
         for seed in SEEDS:
             wanted = generation(temperature, seed, **cuts)
-            drafters = METHODS[name].drafters(databases, family, wanted.sampling)
-            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, METHODS[name].drafting)
+            toy = ToyBackend(guesses=deviating(1.0))
+            method = METHODS[name]
+            drafters = method.drafters(databases, family, wanted.sampling, target=toy)
+            fast = events_of(toy, PROMPT, wanted, drafters, method.drafting)
             assert_lossless(plain_toy(wanted), fast)
 
 

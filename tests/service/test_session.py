@@ -39,8 +39,11 @@ from storage.traces import Traces
 from tests.support.inside import OWNER, Held, local, memory, open_conversation, past_answers, soon
 from tests.support.thinking import SHUT, Thinking
 
-DATABASES = [name for name, method in METHODS.items() if method.stack is None]
-"""Methods without draft models; those with some are tested in test_stacks.py."""
+DATABASES = [
+    name for name, method in METHODS.items() if method.stack is None and "head" not in name
+]
+"""Methods without draft models and heads, which are tested in test_draft_models.py and
+test_drafting_heads.py."""
 
 
 @pytest.fixture

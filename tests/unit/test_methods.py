@@ -57,7 +57,7 @@ def test_names_are_their_own_keys_and_titles_differ() -> None:
 
 
 def test_unknown_methods_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(SettingError, match="'fast'.*plain, hd"):
+    with pytest.raises(SettingError, match="'fast'.*plain, auto, hd"):
         method_named("fast")
 
 

@@ -58,6 +58,7 @@ def test_share_by_tier() -> None:
         "This chat": 33.33,
         "Past answers": 16.67,
         "General text": 0.0,
+        "Built-in head": 0.0,
         "The model itself": 50.0,
     }
     assert list(bars.marker.color) == [look.colour for look in INKS.values()]
@@ -85,7 +86,7 @@ def test_rate_by_depth() -> None:
 
 def test_tier_rates() -> None:
     drafted, accepted = charts.tier_rates(SUMS).data
-    assert list(drafted.y) == [6, 3, 0] and list(accepted.y) == [3, 0, 0]
+    assert list(drafted.y) == [6, 3, 0, 0] and list(accepted.y) == [3, 0, 0, 0]
 
 
 def test_speedups_show_each_repeat_and_what_all_of_them_say() -> None:

@@ -83,8 +83,10 @@ def test_both_sides_have_one_seed_even_where_each_answer_has_its_own(session: Se
 
 def test_the_sides_begin_as_plain_decoding_and_the_usual_method(session: Session) -> None:
     sides = handlers(session).parts.sides
-    assert [side.method.value for side in sides] == ["plain", "hd"]
-    assert [name for _, name in sides[LEFT].method.choices] == list(METHODS)
+    assert [side.method.value for side in sides] == ["plain", "auto"]
+    assert [name for _, name in sides[LEFT].method.choices] == [
+        name for name in METHODS if name not in ("head", "hd+head")
+    ]
 
 
 def test_models_on_this_machine_are_offered_and_guests_are_offered_none(

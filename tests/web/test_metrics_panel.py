@@ -48,30 +48,30 @@ def test_an_update_is_small_however_long_the_answer_is() -> None:
 
 def test_the_ribbon_has_the_steps_that_are_new() -> None:
     figures = summed(None, RUN)
-    assert panel_values(figures, RUN[6:9])["r"] == [6, "DBdCad"]
+    assert panel_values(figures, RUN[6:9])["r"] == [6, "EBeCae"]
     assert panel_values(figures, RUN)["r"][0] == len(RUN) - RIBBON, "the latest of many"
     assert panel_values(figures)["r"] == [0, ""]
     ended = Step(9, (), finish="cancelled")
-    assert panel_values(figures, [*RUN[7:9], ended])["r"] == [7, "BdCad"]
+    assert panel_values(figures, [*RUN[7:9], ended])["r"] == [7, "BeCae"]
 
 
 def test_a_step_that_ends_within_a_draft_is_a_step_of_its_own() -> None:
     steps = [step(0, "context"), Step(1, (Token(1, 2, "model"), Token(1, 3, "model")))]
-    assert panel_values(summed(None, steps), steps)["r"] == [0, "AdBb"]
+    assert panel_values(summed(None, steps), steps)["r"] == [0, "AeBb"]
 
 
 def test_a_step_newer_than_the_figures_has_a_row_for_its_source() -> None:
     """The figures may be asked for while the next step comes."""
     found = panel_values(summed(None, RUN[:3]), [RUN[2], step(3, "draft:late")])
-    assert found["r"] == [2, "CadEd"] and found["d"][0][0] == "Draft late"
+    assert found["r"] == [2, "CaeFe"] and found["d"][0][0] == "Draft late"
 
 
 def test_there_are_letters_for_any_number_of_sources() -> None:
     steps = [step(i, f"draft:{i:02}") for i in range(40)]
     values = panel_values(summed(None, steps), steps)
     columns = values["r"][1]
-    assert columns.startswith("EdFdGd") and columns.endswith("ZdZd") and len(columns) == 80
-    assert len(values["d"]) == 40 and len(values["s"]) == 44
+    assert columns.startswith("FeGeHe") and columns.endswith("ZeZe") and len(columns) == 80
+    assert len(values["d"]) == 40 and len(values["s"]) == 45
 
 
 def test_the_figures() -> None:
@@ -83,9 +83,9 @@ def test_the_figures() -> None:
         "k": 112_000,
         "h": ["167", "1.67×", "2.00", "1.80×"],
         "n": "of the whole answer; decoding alone 1.80×",
-        "s": [[50, 2, 8, 250], [0, 0, 0], [0, 0, 0], [50]],
+        "s": [[50, 2, 8, 250], [0, 0, 0], [0, 0, 0], [0, 0, 0], [50]],
         "g": [10_000, 1_000, 1_000, 0],
-        "r": [0, "AdAd"],
+        "r": [0, "AeAe"],
         "e": "done",
     }
 
@@ -112,7 +112,7 @@ def test_what_each_level_did(monkeypatch: pytest.MonkeyPatch) -> None:
     titles = [title for title, _ in found["d"]]
     assert titles == [f"Draft {HOSTILE[0]}", "Draft small"]
     assert found["l"] == [[0, 2, 6, 8], [1, 5, 0, 0]]
-    assert found["s"][4:] == [[0, 0, 1], [50, 2, 3, 4000]]
+    assert found["s"][5:] == [[0, 0, 1], [50, 2, 3, 4000]]
     assert {colour for _, colour in found["d"]} <= {*colors.DRAFT_SHADES}
     assert "l" not in panel_values(summed(None, RUN), RUN)
 

@@ -9,7 +9,7 @@ from app.service import draft_models
 from app.service.comparison import Proof, Verdict
 from app.web import colors, layout, render
 from app.web.metrics_panel import milliseconds
-from engine.types import TARGET, TIERS
+from engine.types import HEAD, TARGET, TIERS
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from tests.conftest import ROOT
@@ -117,9 +117,9 @@ def test_a_page_is_sent_the_messages_that_it_has_not_drawn(db: Database) -> None
 
 
 def test_every_source_has_one_colour_and_its_own_mark() -> None:
-    assert set(colors.INKS) == {*TIERS, TARGET}
+    assert set(colors.INKS) == {*TIERS, HEAD, TARGET}
     looks = list(colors.INKS.values())
-    assert len({i.colour for i in looks}) == len({i.underline for i in looks}) == 4
+    assert len({i.colour for i in looks}) == len({i.underline for i in looks}) == 5
     colours = {i.colour for i in looks}
     assert colors.ink("draft:small").colour in colors.DRAFT_SHADES
     assert not colours & {*colors.DRAFT_SHADES, *colors.STAGES.values()}

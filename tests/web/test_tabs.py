@@ -121,7 +121,7 @@ def test_settings_show_what_they_read(controls: settings.Controls) -> None:
 def test_settings_start_from_the_defaults_of_the_engine(controls: settings.Controls) -> None:
     values = [getattr(part, "value", None) for part in controls.inputs]
     _, preferences = controls.read(values)
-    assert preferences.method == "hd" and preferences.chosen() == METHODS["hd"]
+    assert preferences.method == "auto" and preferences.chosen() == METHODS["auto"]
     assert preferences.drafting.budget == BUDGETS[0] == "adaptive"
 
 
@@ -279,8 +279,8 @@ def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
     part = parts.controls.parts
     found = [shown[part[name]] for name in ("temperature", "top_k", "top_p", "min_p")]
     assert Sampling(*found) == sampling and part["seed"] not in shown
-    assert shown[part["max_tokens"]] == 100 and shown[part["method"]]["value"] == "hd"
-    assert shown[parts.pair.method]["value"] == "hd"
+    assert shown[part["max_tokens"]] == 100 and shown[part["method"]]["value"] == "auto"
+    assert shown[parts.pair.method]["value"] == "auto"
     assert shown[parts.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
     assert shown[parts.talk.box]["placeholder"] == f"Message {EVIL}"
     assert "<img" not in shown[parts.head] and "context 100" in shown[parts.head]
@@ -345,7 +345,7 @@ def test_comparisons_start_with_hierarchy_drafting_and_its_measured_budget(
     parts = made(build)
     values = [getattr(part, "value", None) for part in controls.inputs]
     chosen = controls.read(values)[1].with_method(parts.method.value)
-    assert chosen.chosen() == METHODS["hd"] and chosen.drafting.budget == "adaptive"
+    assert chosen.chosen() == METHODS["auto"] and chosen.drafting.budget == "adaptive"
 
 
 def test_the_cost_line_says_what_was_measured_and_when(session: Session, toy: ToyBackend) -> None:

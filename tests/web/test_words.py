@@ -70,7 +70,13 @@ def test_the_page_speaks_plainly(page: gr.Blocks) -> None:
 
 def test_sources_have_plain_names_and_the_papers_ones_in_their_tooltips() -> None:
     titles = [look.title for look in INKS.values()]
-    assert titles == ["This chat", "Past answers", "General text", "The model itself"]
+    assert titles == [
+        "This chat",
+        "Past answers",
+        "General text",
+        "Built-in head",
+        "The model itself",
+    ]
     panel, database = metrics_panel.template(), card("context", "", [])
     for source, look in INKS.items():
         assert source in look.meaning

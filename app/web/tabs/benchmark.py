@@ -28,7 +28,7 @@ from app.web.tabs.settings import Controls, methods, number
 from app.web.verdicts import title_of
 from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, told
 from engine.errors import PromptError, StorageError
-from engine.methods import PLAIN, method_named
+from engine.methods import PLAIN, method_named, no_head
 from engine.questions import in_turn, read, typed
 from engine.settings import Generation, Sampling
 from engine.types import Question
@@ -169,7 +169,7 @@ def build_answers(session: Session) -> dict[str, Block]:
     made: dict[str, Any] = {}
     made["methods"] = gr.Dropdown(
         methods(session),
-        value=[PLAIN.name, "hd"],
+        value=[PLAIN.name, "hd", *(["hd+head"] if not no_head(session.current.info) else [])],
         multiselect=True,
         label="Methods",
         info="Each answers every question; their order rotates. What the databases may draft is as "

@@ -29,7 +29,7 @@ from app.web.verdicts import (
 )
 from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, told, warn
 from engine.errors import Cancelled, StrataError
-from engine.methods import PLAIN, method_named
+from engine.methods import PLAIN, USUAL, method_named
 from engine.metrics import summarise
 from engine.models.loaders import kind_of
 from engine.queue import Waiting
@@ -103,7 +103,7 @@ def build(session: Session) -> Parts:
             stop = gr.Button("Stop", variant="stop", visible=False, elem_id="compare-stop")
     with gr.Row(elem_classes="sides ask"):
         left = build_side(session, LEFT, PLAIN.name)
-        right = build_side(session, RIGHT, "hd")
+        right = build_side(session, RIGHT, USUAL.name)
     result = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
     with gr.Row(elem_classes="sides"):
         with gr.Column(min_width=320):

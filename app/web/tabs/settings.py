@@ -15,7 +15,7 @@ from app.service.session import Session
 from app.web.colors import ink
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
 from engine.errors import StrataError
-from engine.methods import METHODS, method_named
+from engine.methods import USUAL, method_named, offered
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
 
@@ -26,7 +26,7 @@ SAMPLERS = {
 }
 SLIDER_STEPS = 2_000
 """A range with more steps than this gets a box to type in, not a slider."""
-USUAL_METHOD = "hd"
+USUAL_METHOD = USUAL.name
 FOLLOWING = (
     *(f.name for f in fields(Sampling) if f.name != "seed"),
     "max_tokens",
@@ -198,7 +198,7 @@ def build(session: Session) -> Controls:
 
 def methods(session: Session) -> list[tuple[str, str]]:
     """All methods to choose from, by title: the named ones and those of the loaded models."""
-    named = [(method.title, name) for name, method in METHODS.items()]
+    named = [(method.title, method.name) for method in offered(session.current.info)]
     return [*named, *session.stacks.methods()]
 
 

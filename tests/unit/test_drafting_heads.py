@@ -1,0 +1,643 @@
+"""A head drafts into the tree of the databases: the same text, one scale, one budget."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from engine.backends.scores import LogitScores
+from engine.backends.toy import END, ToyBackend, ToyHead, deviating, shuffled, toy_logits
+from engine.decode import decode, never
+from engine.drafting.budget import Budget
+from engine.drafting.calibration import WITH_HEAD, Calibration
+from engine.drafting.costs import WHOLE, CostCurve, HeadPace
+from engine.drafting.databases import Databases
+from engine.drafting.guarded import Guarded
+from engine.drafting.head import PLACE, HeadDrafter, HeadTier
+from engine.drafting.paths import best_row, grow_path, weighed
+from engine.errors import SettingError
+from engine.heads.base import Guess, LogitGuess
+from engine.methods import METHODS, method_named
+from engine.sampling import Floats
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree
+from engine.types import CONTEXT, DATABASES, HEAD, STATISTICS, TIERS, Followers, Step
+from tests.support.lossless import (
+    PROMPT,
+    Stated,
+    assert_lossless,
+    curves,
+    events_of,
+    plain_toy,
+    tokens_of,
+    warm_toy,
+)
+
+Law = Callable[[tuple[int, ...]], Floats]
+GOOD, BAD = deviating(0.5), deviating(4.0)
+LAWS: dict[str, Law] = {"own": toy_logits, "good": GOOD, "bad": BAD, "shuffled": shuffled}
+ASKING = ("head", "hd+head", "auto", "head@3")
+
+
+def toy_with(law: Law, leaves: int | None = None, branches: bool = True) -> ToyBackend:
+    toy = ToyBackend(guesses=law, branches=branches)
+    toy.info = replace(toy.info, leaves=leaves)
+    return toy
+
+
+def head_of(toy: ToyBackend) -> ToyHead:
+    assert isinstance(toy.head, ToyHead)
+    return toy.head
+
+
+def generation(temperature: float, seed: int = 1, tokens: int = 120) -> Generation:
+    return Generation(Sampling(temperature=temperature, seed=seed), max_tokens=tokens)
+
+
+def answered(
+    toy: ToyBackend,
+    name: str,
+    wanted: Generation,
+    costs: CostCurve | None = None,
+    databases: Databases | None = None,
+    prompt: Sequence[int] = PROMPT,
+) -> list[Step]:
+    method = method_named(name)
+    known = databases if databases is not None else Databases()
+    drafters = method.drafters(known, None, wanted.sampling, target=toy)
+    costs = costs if method.adaptive else None
+    return events_of(toy, prompt, wanted, drafters, method.drafting, costs=costs)
+
+
+def count(steps: Sequence[Step], source: str) -> tuple[int, int]:
+    """How many tokens a source drafted, and how many were accepted."""
+    return (
+        sum(step.proposed.get(source, 0) for step in steps),
+        sum(step.accepted.get(source, 0) for step in steps),
+    )
+
+
+# the text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("leaves", [None, 1])
+def test_the_text_is_that_of_plain_decoding(
+    temperature: float, law: str, leaves: int | None
+) -> None:
+    for seed, (name, cost) in enumerate((n, c) for n in ASKING for c in ("none", "usual")):
+        wanted = generation(temperature, seed)
+        toy = toy_with(LAWS[law], leaves, branches=seed % 3 > 0)
+        steps = answered(toy, name, wanted, curves()[cost], warm_toy())
+        assert_lossless(plain_toy(wanted), steps)
+        assert head_of(toy).calls, f"{name} asks it"
+        if leaves == 1:
+            assert all(len(step.by_depth) == sum(step.proposed.values()) for step in steps)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_with_the_noise_known_a_head_of_the_targets_own_law_is_always_right(
+    temperature: float,
+) -> None:
+    wanted = generation(temperature, tokens=80)
+    steps = answered(toy_with(toy_logits), "head@3", wanted)
+    assert_lossless(plain_toy(wanted), steps)
+    drafted, accepted = count(steps[:-1], HEAD)
+    assert drafted == accepted > 20, "it drew what the target was about to draw"
+    assert {len(step.tokens) for step in steps[:-1]} == {4}
+
+
+def test_a_second_answer_goes_on_with_what_the_head_has_read() -> None:
+    toy = toy_with(GOOD)
+    wanted = generation(0.7)
+    first = answered(toy, "hd+head", wanted)
+    longer = (*PROMPT, *(token.id for token in tokens_of(first)), *b" and then")
+    before = head_of(toy).rows
+    again = answered(toy, "hd+head", wanted, prompt=longer)
+    assert_lossless(events_of(ToyBackend(), longer, wanted), again)
+    assert head_of(toy).rows > before
+
+
+def test_plain_decoding_and_the_databases_alone_have_the_backend_spend_nothing_on_it() -> None:
+    toy, wanted = toy_with(GOOD), generation(0.0, tokens=20)
+    for name in ("plain", "hd"):
+        head_of(toy).listening = True
+        answered(toy, name, wanted)
+        assert not head_of(toy).listening and not head_of(toy).calls
+    answered(toy, "auto", wanted)
+    assert head_of(toy).listening and head_of(toy).calls
+
+
+# one tree
+
+
+class Says:
+    """A guess with a given law."""
+
+    def __init__(self, chances: dict[int, float]) -> None:
+        self.chances = chances
+
+    def likeliest(self, count: int) -> list[tuple[int, float]]:
+        return sorted(self.chances.items(), key=lambda pair: -pair[1])[:count]
+
+    def probability(self, token: int) -> float:
+        return self.chances.get(token, 0.0)
+
+    def draw(self, position: int, sampling: Sampling) -> int:
+        return next(iter(self.chances))
+
+
+ROOT = (40, 41, 42)
+
+
+def tree_with(guesses: dict[tuple[int, ...], dict[int, float]], temperature: float):
+    """A hierarchy over a context that said 7 8 9 behind the root once, and a head with guesses."""
+    sampling = Sampling(temperature=temperature, seed=2)
+    tier, databases = HeadTier(sampling, noisy=temperature > 0), Databases()
+    known = [*ROOT, 7, 8, 9, 10, 11, *ROOT]
+    merged = databases.beside(TIERS, tier, sampling if temperature > 0 else None)
+    merged.observe(known, len(known))
+    for path, chances in guesses.items():
+        suffix = (*known, *path)[-8:]
+        tier.add(suffix, Says(chances), len(path), len(known) + len(path))
+    return merged, known
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_candidates_of_head_and_databases_are_ordered_by_path_probability(
+    temperature: float,
+) -> None:
+    guesses = {(): {50: 0.6, 7: 0.2}, (50,): {51: 0.9}, (50, 51): {52: 0.5, 53: 0.4}}
+    merged, known = tree_with(guesses, temperature)
+    budget = Budget(Drafting(nodes=10, threshold=0.001), 6, 100)
+    tree, chances, _ = weighed(merged, known, budget)
+    assert chances == sorted(chances, reverse=True) and chances[0] == 1.0
+    assert {HEAD, CONTEXT} <= set(tree.sources)
+    paths = {tree.path(row): tree.sources[row] for row in range(1, len(tree.tokens))}
+    assert paths[50,] == paths[50, 51] == HEAD and paths[7, 8] == CONTEXT
+    for row in range(1, len(tree.tokens)):
+        assert chances[row] <= chances[tree.parents[row]]
+
+
+def test_what_both_name_is_one_node_and_likelier_than_for_either() -> None:
+    alone, known = tree_with({}, 0.0)
+    both, _ = tree_with({(): {7: 0.7}}, 0.0)
+    budget = Budget(Drafting(nodes=4, threshold=0.001), 1, 100)
+    found = []
+    for hierarchy in (alone, both):
+        tree, chances, _ = weighed(hierarchy, known, budget)
+        found.append(chances[tree.children[0][7]])
+        assert tree.tokens.count(7) == 1
+    assert found[1] > found[0]
+
+
+def test_a_guess_is_no_match_of_tokens() -> None:
+    merged, known = tree_with({(): {50: 0.9}}, 0.0)
+    tree = Tree(known[-1])
+    merged.grow(tree, known, Budget(Drafting(nodes=6, threshold=0.001), 6, 100))
+    lengths = dict(zip(tree.sources[1:], tree.match_lengths[1:], strict=True))
+    assert lengths[HEAD] == 0 < lengths[CONTEXT]
+
+
+def test_evidence_of_a_head_is_weighed_by_depth_and_probability() -> None:
+    tier = HeadTier(Sampling(temperature=0.0), noisy=False)
+    kinds = set()
+    for number, (depth, top) in enumerate((d, p) for d in (0, 1, 4, 9) for p in (0.1, 0.5, 0.95)):
+        tier.add((number,), Says({1: top}), depth, 5)
+        *shorter, said = tier.matches((number,))
+        assert len(shorter) == PLACE - 1 and not any(one.counts for one in shorter)
+        kinds.add(said.strength)
+    assert len(kinds) == 9, "depths from the last class on are one"
+    assert tier.matches((99,)) == () and tier.unigrams() is None
+    tier.observe([1], 1)
+    assert tier.matches((0,)) == ()
+
+
+def test_what_is_learned_beside_a_head_is_kept_apart_and_stored() -> None:
+    calibration = Calibration()
+    databases = Databases(calibration=calibration)
+    toy = toy_with(GOOD)
+    answered(toy, "hd+head", generation(0.7), databases=databases)
+    rows = calibration.rows()
+    assert rows and all(row.tier.startswith(WITH_HEAD) for row in rows), "hd learned nothing"
+    assert any(row.tier == WITH_HEAD + HEAD for row in rows)
+    again = Calibration(rows)
+    assert sorted(again.rows()) == sorted(rows)
+    one, other = (each.with_head().of(HEAD, PLACE) for each in (again, calibration))
+    assert one.values == other.values
+
+
+def test_a_bad_heads_word_counts_for_less_and_less() -> None:
+    databases = Databases()
+    for seed in range(3):
+        answered(toy_with(shuffled), "hd+head", generation(0.7, seed), databases=databases)
+    weights = databases.calibration.with_head().of(HEAD, PLACE)
+    asked = [at for at, reached in enumerate(weights.reached) if reached > 20]
+    assert asked and all(weights.values[at] < 0.7 * weights.priors[at] for at in asked)
+
+
+# the budget
+
+
+@pytest.mark.parametrize("leaves", [None, 1])
+@pytest.mark.parametrize("nodes", [1, 4, 9])
+def test_the_budget_holds_for_both_together(nodes: int, leaves: int | None) -> None:
+    toy, wanted = toy_with(GOOD, leaves), generation(0.7)
+    method = method_named("hd+head", Drafting(nodes=nodes, budget="fixed"))
+    drafters = method.drafters(warm_toy(), None, wanted.sampling, target=toy)
+    steps = events_of(toy, PROMPT, wanted, drafters, method.drafting)
+    assert 0 < max(sum(step.proposed.values()) for step in steps) <= nodes
+    assert_lossless(plain_toy(wanted), steps)
+
+
+def test_a_chain_is_the_path_that_is_worth_most_and_not_the_likeliest_word() -> None:
+    merged, known = tree_with({(): {50: 0.5, 7: 0.4}, (50,): {51: 0.02}}, 0.0)
+    budget = Budget(Drafting(nodes=8, threshold=0.001), 6, 100, leaves=1)
+    grown, chances, _ = weighed(merged, known, budget)
+    likeliest = max(grown.children[0].values(), key=lambda row: chances[row])
+    tree = Tree(known[-1])
+    merged.grow(tree, known, budget)
+    path = tree.path(len(tree))
+    if grown.tokens[likeliest] == 50:
+        assert path[:2] == (7, 8), "the copy goes on for longer"
+    row, expected = best_row(grown, chances, budget)
+    assert grown.path(row) == path and budget.expected == expected
+    worth = {
+        grown.path(end): sum(chances[at] for at in path_rows(grown, end))
+        for end in range(1, len(grown.tokens))
+    }
+    assert path == max(worth, key=lambda each: worth[each])
+
+
+def path_rows(tree: Tree, row: int) -> list[int]:
+    rows = []
+    while row:
+        rows.append(row)
+        row = tree.parents[row]
+    return rows
+
+
+def test_a_chain_is_as_long_as_it_pays() -> None:
+    merged, known = tree_with({(): {50: 0.9}, (50,): {51: 0.9}, (50, 51): {52: 0.9}}, 0.0)
+    lengths = []
+    for slope in (0.0, 0.2, 0.5, 3.0):
+        costs = Stated({n: 1.0 + slope * n for n in range(9)})
+        budget = Budget(Drafting(nodes=8), 8, 100, costs, leaves=1)
+        tree = Tree(known[-1])
+        grow_path(merged, tree, known, budget)
+        lengths.append(len(tree))
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > 2 and lengths[-1] == 0
+
+
+def test_time_that_is_spent_makes_further_nodes_worth_it() -> None:
+    costs = Stated({0: 1.0, 1: 1.5, 9: 5.5})
+    budget = Budget(Drafting(nodes=8), 8, 100, costs)
+    assert not budget.pays(0, 0.45)
+    budget.spend(2.0)
+    assert budget.pays(0, 0.45) and budget.worth == pytest.approx(1 / 3)
+    assert costs.table[0] == 1.0, "the curve itself stays"
+    later = costs.delayed(2.0)
+    assert later.table[9] == pytest.approx(costs.table[9] + 2.0)
+    assert later.table_array[9] == later.table[9] and later.slope_array[0] == later.slopes[0]
+
+
+# when it is asked
+
+
+class Clock:
+    """Time that passes only where something is made to take some."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in ("engine.decode", "engine.drafting.head", "engine.drafting.hierarchy"):
+        monkeypatch.setattr(f"{module}.perf_counter", clock)
+    return clock
+
+
+@cache
+def endless(suffix: tuple[int, ...]) -> Floats:
+    logits = toy_logits(suffix).copy()
+    logits[END] = -20.0
+    return logits
+
+
+FORWARD, ROW = 1.0, 0.01
+
+
+class TimedHead(ToyHead):
+    """Each call takes as long."""
+
+    clock: Clock
+    call = 0.0
+
+    def start(self, tokens, sampling, cancelled):  # type: ignore[no-untyped-def]
+        self.clock.now += self.call
+        return super().start(tokens, sampling, cancelled)
+
+    def extend(self, parents, tokens):  # type: ignore[no-untyped-def]
+        self.clock.now += self.call
+        return super().extend(parents, tokens)
+
+
+class Timed(ToyBackend):
+    """A forward takes a second, and a little more for each node."""
+
+    def __init__(self, clock: Clock, law: Law, call: float) -> None:
+        self.clock, self.call = clock, call
+        super().__init__(context_length=8192, logits=endless, guesses=law)
+
+    def own_head(self) -> ToyHead:
+        assert self.info.head is not None and self.guesses is not None
+        made = TimedHead(self, self.info.head, self.guesses)
+        made.clock, made.call = self.clock, self.call
+        return made
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        self.clock.now += FORWARD + ROW * len(tree)
+        return super().score(tree, sampling)
+
+
+def timed(
+    clock: Clock,
+    law: Law,
+    call: float,
+    name: str,
+    tokens: int = 700,
+    temperature: float = 0.7,
+    databases: Databases | None = None,
+    prompt: Sequence[int] = PROMPT,
+) -> tuple[float, list[Step], ToyHead]:
+    """Plain decoding's time over that of an answer, its steps, and its head."""
+    toy = Timed(clock, law, call)
+    start = clock.now
+    costs = CostCurve({n: FORWARD + ROW * n for n in (0, 1, 3, 7, 15, 31, 63)})
+    wanted = generation(temperature, tokens=tokens)
+    steps = answered(toy, name, wanted, costs, databases, prompt)
+    return tokens * FORWARD / (clock.now - start), steps, head_of(toy)
+
+
+@pytest.mark.parametrize("name", ["head", "hd+head", "auto"])
+@pytest.mark.parametrize("call", [0.02, 0.15, 0.6, 3.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_shuffled_head_is_left_alone(
+    clock: Clock, name: str, call: float, temperature: float
+) -> None:
+    gain, steps, head = timed(clock, shuffled, call, name, temperature=temperature)
+    assert gain >= 0.97
+    spent = head.calls * call
+    assert 0 < spent < 0.03 * 700 + 4 * call, "it is tried again and again, but seldom"
+
+
+def test_a_head_that_takes_longer_than_it_saves_is_left_alone_however_right_it_is(
+    clock: Clock,
+) -> None:
+    gain, steps, head = timed(clock, endless, 2.5, "head")
+    assert gain >= 0.97 and head.calls < len(steps) / 10
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_good_head_is_asked_as_deep_as_it_pays(clock: Clock, temperature: float) -> None:
+    depths = []
+    for call in (0.02, 0.7):
+        gain, steps, head = timed(clock, GOOD, call, "head", temperature=temperature)
+        depths.append(head.calls / sum(HEAD in step.levels for step in steps))
+        assert gain > 1.15
+    assert depths[0] > 3 and depths[0] > depths[1]
+
+
+def test_both_together_beat_each_alone(clock: Clock) -> None:
+    said = [token.id for token in tokens_of(answered(Timed(clock, GOOD, 0), "plain", LONG))]
+    law, gains = deviating(2.0), {}
+    for name in ("hd", "head", "hd+head"):
+        databases = Databases()
+        databases.context.observe(said[:350], 350)
+        gains[name], *_ = timed(clock, law, 0.1, name, temperature=1.0, databases=databases)
+    assert gains["hd+head"] > max(gains["hd"], gains["head"]) > 1.0
+
+
+LONG = generation(1.0, tokens=700)
+
+
+def test_where_databases_hold_a_chain_of_high_trust_the_head_is_not_asked(clock: Clock) -> None:
+    known = [97 + (at * at) % 23 for at in range(20)] * 30
+    copied = {tuple(known[at : at + 2]): known[at + 2] for at in range(20)}
+
+    @cache
+    def repeats(suffix: tuple[int, ...]) -> Floats:
+        logits = endless(suffix).copy()
+        logits[copied.get(suffix, 97)] += 30.0
+        return logits
+
+    toy = Timed(clock, repeats, 0.1)
+    toy.logits = repeats
+    costs = CostCurve({n: FORWARD + ROW * n for n in (0, 1, 3, 7, 15, 31, 63)})
+    steps = answered(toy, "hd+head", generation(0.7, tokens=600), costs, prompt=known)
+    late = steps[len(steps) // 2 :]
+    assert count(late, CONTEXT)[1] > 100
+    assert sum(HEAD in step.levels for step in late) <= len(late) / 8
+    alone = answered(toy.open(), "head", generation(0.7, tokens=600), costs.fresh(), prompt=known)
+    assert sum(HEAD in step.levels for step in alone) > len(alone) / 2, "alone it is"
+
+
+def test_what_asking_brings_and_takes_is_learned() -> None:
+    pace = HeadPace()
+    assert pace.pays(0, 0.5, 1.0, 1.0), "what was never asked is tried"
+    for _ in range(60):
+        pace.learn(0, 0.5, 0.4, 0.3)
+        pace.learn(WHOLE, 0.5, 0.4, 0.3)
+    assert pace.gains[0] == pytest.approx(0.8, abs=0.1)
+    assert pace.seconds[0] == pytest.approx(0.3)
+    assert pace.pays(0, 0.5, 1.0, 1.0) and not pace.pays(0, 0.05, 1.0, 1.0)
+    assert not pace.pays(0, 0.5, 3.0, 1.0), "where much is expected already, less is added"
+    pace.learn(0, 0.5, 0.4, 300.0)
+    assert pace.seconds[0] < 0.4, "one hiccup decides nothing"
+    pace.learn(9, 0.5, 0.4, 0.3)
+    assert pace.seen == [61, 0, 0, 0, 1, 60], "the deepest levels are one"
+    assert not pace.pays(1, 0.3, 1.0, 1.0), "a level is taken to take what the one above it takes"
+    first_is_not_worth_it = HeadPace()
+    first_is_not_worth_it.learn(0, 1.0, 0.1, 0.3)
+    first_is_not_worth_it.learn(WHOLE, 1.0, 2.0, 0.9)
+    assert first_is_not_worth_it.pays(0, 1.0, 1.0, 1.0), "but those behind it are"
+
+
+def test_a_head_that_backs_off_leaves_the_databases_at_work(clock: Clock) -> None:
+    said = [token.id for token in tokens_of(answered(Timed(clock, GOOD, 0), "plain", LONG))]
+    databases = Databases()
+    databases.context.observe(said, len(said))
+    gain, steps, head = timed(clock, shuffled, 0.5, "hd+head", temperature=1.0, databases=databases)
+    assert gain > 1.5 and count(steps, CONTEXT)[1] > 300
+
+
+# what may go wrong
+
+
+class Faulty(ToyHead):
+    """Raises in a call of this name, once it was made so often."""
+
+    where, after = "start", 3
+
+    def told(self, name: str) -> None:
+        if name == self.where:
+            self.after -= 1
+            if self.after < 0:
+                raise RuntimeError("the head fell off")
+
+    def start(self, tokens, sampling, cancelled):  # type: ignore[no-untyped-def]
+        self.told("start")
+        return super().start(tokens, sampling, cancelled)
+
+    def extend(self, parents, tokens):  # type: ignore[no-untyped-def]
+        self.told("extend")
+        return super().extend(parents, tokens)
+
+    def forget(self) -> None:
+        super().forget()
+        self.told("forget")
+
+
+class Mad(LogitGuess):
+    """Says what no law says."""
+
+    def likeliest(self, count: int) -> list[tuple[int, float]]:
+        return [(10**6, 0.9), (-5, float("nan"))]
+
+    def draw(self, position: int, sampling: Sampling) -> int:
+        return 10**6
+
+
+@pytest.mark.parametrize("where", ["start", "extend", "forget"])
+@pytest.mark.parametrize("name", ["head", "hd+head", "head@3"])
+def test_a_head_that_fails_is_left_out_with_a_notice_and_the_text_stays(
+    where: str, name: str
+) -> None:
+    toy, wanted, told = toy_with(GOOD), generation(0.7), list[str]()
+    assert toy.info.head is not None
+    toy.head = faulty = Faulty(toy, toy.info.head, GOOD)
+    faulty.where = where
+    method = method_named(name)
+    found = method.drafters(warm_toy(), None, wanted.sampling, target=toy)
+    steps = events_of(
+        toy, PROMPT, wanted, [Guarded(each, told.append) for each in found], method.drafting
+    )
+    assert_lossless(plain_toy(wanted), steps)
+    [notice] = told
+    assert "head" in notice and "the head fell off" in notice
+    late = steps[len(steps) // 2 :]
+    assert not any(HEAD in step.proposed for step in late)
+    assert (name == "hd+head") == any(step.proposed for step in late), "databases draft on"
+
+
+@pytest.mark.parametrize("name", ["head", "hd+head", "head@3"])
+def test_a_head_that_says_nonsense_costs_no_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy, wanted, told = toy_with(GOOD), generation(0.7), list[str]()
+    monkeypatch.setattr("engine.backends.toy.LogitGuess", Mad)
+    method = method_named(name)
+    found = method.drafters(warm_toy(), None, wanted.sampling, target=toy)
+    steps = events_of(
+        toy, PROMPT, wanted, [Guarded(each, told.append) for each in found], method.drafting
+    )
+    assert_lossless(plain_toy(wanted), steps)
+
+
+@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_stop_ends_the_answer_at_once(name: str, at: int) -> None:
+    toy, wanted = toy_with(GOOD), generation(0.7)
+    method, seen = method_named(name), list[Step]()
+
+    def cancelled() -> bool:
+        return len(seen) >= at
+
+    drafters = method.drafters(warm_toy(), None, wanted.sampling, cancelled, toy)
+    events = decode(toy, PROMPT, drafters, wanted, method.drafting, cancelled)
+    seen += (event for event in events if isinstance(event, Step) and (seen.append(event) or False))
+    plain = [token.id for token in tokens_of(plain_toy(wanted))]
+    said = [token.id for token in tokens_of(seen)]
+    assert said == plain[: len(said)] and seen[-1].finish in ("cancelled", "length", "eos")
+
+
+# methods
+
+
+def test_methods_that_need_a_head_say_why_there_is_none() -> None:
+    for name in ("head", "hd+head", "head@2"):
+        method = method_named(name)
+        with pytest.raises(SettingError, match="toy brings no head"):
+            method.drafters(Databases(), target=ToyBackend())
+        assert "MTP" in method.missing(ToyBackend().info)
+        silent = ToyBackend(guesses=GOOD)
+        assert silent.info.head is not None
+        silent.info = replace(silent.info, head=replace(silent.info.head, note="No memory."))
+        with pytest.raises(SettingError, match="toy head head of toy does not draft: No memory"):
+            method.drafters(Databases(), target=silent)
+        flat = ToyBackend(guesses=GOOD)
+        flat.info = replace(flat.info, can_tree=False, note="It is flat.")
+        assert "toy decodes plainly. It is flat." in method.missing(flat.info)
+        assert not method.missing(ToyBackend(guesses=GOOD).info)
+
+
+def test_the_usual_method_asks_a_head_where_there_is_one() -> None:
+    usual = METHODS["auto"]
+    names = [each.name for each in usual.drafters(Databases(), target=ToyBackend())]
+    assert names == [DATABASES] and usual.adaptive
+    toy = ToyBackend(guesses=GOOD)
+    assert [each.name for each in usual.drafters(Databases(), target=toy)] == [HEAD, DATABASES]
+    assert not usual.missing(ToyBackend().info)
+    some = usual.using(Drafting(tiers=(STATISTICS,)))
+    assert some.drafting.tiers == (STATISTICS,)
+
+
+@pytest.mark.parametrize("depth", ["0", "x", "", "1000", "-1", "²"])
+def test_a_fixed_depth_is_a_number(depth: str) -> None:
+    with pytest.raises(SettingError, match="whole number|no method"):
+        method_named(f"head@{depth}")
+
+
+def test_a_fixed_depth_is_not_the_budgets() -> None:
+    method = method_named("head@2", Drafting(nodes=50))
+    assert method.name == "head@2" and not method.adaptive and method.drafting.nodes == 2
+    steps = answered(toy_with(GOOD), "head@2", generation(0.0))
+    assert {sum(step.proposed.values()) for step in steps[:-3]} == {2}
+
+
+def test_a_head_drafter_without_databases_grows_the_tree_itself() -> None:
+    toy = ToyBackend(guesses=GOOD)
+    [drafter] = METHODS["head"].drafters(Databases(), sampling=Sampling(), target=toy)
+    assert isinstance(drafter, HeadDrafter) and drafter.merged is None
+    head_of(toy).listen(True)
+    toy.prefill(PROMPT, never)
+    tree = Tree(PROMPT[-1])
+    work = drafter.grow(tree, PROMPT, Budget(Drafting(nodes=8), 8, 260))
+    assert len(tree) and set(tree.sources[1:]) == {HEAD} and work[HEAD].forwards > 1
+    assert not head_of(toy).level, "what was guessed is dropped"
+
+
+def protocol(guess: Guess) -> Followers:
+    """A guess is read by its protocol alone."""
+    tier = HeadTier(Sampling(), noisy=True)
+    tier.add((1,), guess, 0, 3)
+    return tier.matches((1,))[-1]
+
+
+def test_what_the_noise_favours_is_named_beside_the_likeliest() -> None:
+    rest = dict.fromkeys(range(100, 200), 0.001)
+
+    class Lucky(Says):
+        def draw(self, position: int, sampling: Sampling) -> int:
+            return 199
+
+    said = protocol(Lucky({7: 0.9, **rest}))
+    assert 199 in said.counts and len(said.counts) == 25
+    assert sum(said.counts.values()) == pytest.approx(1.0, abs=0.1)
