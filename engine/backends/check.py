@@ -1,9 +1,9 @@
 """Whether a loaded model computes trees as it computes plain text: measured, not assumed.
 
-A model that gets branches wrong may still verify chains; one that gets those wrong decodes plainly.
-One that even plain decoding with its cache gets wrong is refused. A few tokens show most faults.
-Those of layers that see no more than so many tokens need as many: they are tried where that takes
-little time.
+A model that gets branches wrong may still verify chains; one that gets those wrong, or does not
+find back from a rejected one, decodes plainly. One that even plain decoding with its cache gets
+wrong is refused. A few tokens show most faults. Those of layers that see no more than so many
+tokens need as many: they are tried where that takes little time.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,10 @@ CHAIN = ((3,), (3, 5), (3, 5, 9))
 KEPT = 1, 2
 FEW = 7
 """Tokens before the checked tree."""
+LONG = 9
+"""Nodes of a chain that tell enough of longer ones."""
+STOPPED = 3
+"""How often a prompt asks whether it was stopped, until it is."""
 LITTLE = {"cpu": 1e10}
 ACCELERATED = 1e12
 """The most parameters times tokens that are worth a longer check, on the processor and elsewhere:
@@ -73,15 +77,19 @@ def check(
         return float(np.max([tree_gap(backend, alone, paths, taken, size) for size in sizes]))
 
     if info.can_tree:
-        trees = problem_of(lambda: gap(TREE, TAKEN), allowed, backend)
-        if not trees:
-            return info
-        if not problem_of(lambda: gap(CHAIN, KEPT), allowed, backend):
+        trees = ""
+        if info.leaves != 1:
+            trees = problem_of(lambda: gap(TREE, TAKEN), allowed, backend)
+            if not trees:
+                return info
+        chains = problem_of(lambda: gap(CHAIN, KEPT), allowed, backend)
+        undone = chains or problem_of(lambda: undone_gap(backend, alone), allowed, backend)
+        if not undone:
             note = f"{info.name} verifies chains, not trees: its tree forward {trees}."
-            return replace(info, leaves=1, note=note)
-        info = replace(
-            info, can_tree=False, note=f"{info.name} decodes plainly: its tree forward {trees}."
-        )
+            return replace(info, leaves=1, note=note if trees else info.note)
+        what = "tree forward" if trees else "chain forward" if chains else "way back from a chain"
+        note = f"{info.name} decodes plainly: its {what} {trees or undone}."
+        info = replace(info, can_tree=False, note=note)
         backend.info = info
         backend.reset()
     plain = problem_of(lambda: plain_gap(backend, alone), allowed, backend)
@@ -150,6 +158,40 @@ def plain_gap(
     backend.accept([])
     found = backend.score(Tree(prompt[-1]), Sampling()).row(0).copy()
     return difference(found, alone(prompt))
+
+
+def undone_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:
+    """The largest logit difference behind forwards that were undone, against the same texts alone:
+    chains rejected twice in a row, one longer than the model is told to verify, one that nothing
+    was decided of, a prompt that was stopped, and texts that begin alike and go on otherwise."""
+    size = backend.info.vocabulary_size
+    text = [7 * i % size for i in range(1, FEW + 1)]
+    limit = min(backend.depth_limit(FEW) or LONG, LONG)
+    found: list[tuple[list[int], Floats]] = []
+
+    def scored(length: int) -> None:
+        tree = Tree(text[-1])
+        graft(tree, [(5 * i + 3) % size for i in range(length)], "check", 0, length)
+        found.append(([*text], backend.score(tree, Sampling()).row(0).copy()))
+
+    def decided(length: int, taken: int) -> None:
+        scored(length)
+        backend.accept(range(1, taken + 1))
+        text.extend((5 * i + 3) % size for i in range(taken))
+        text.append(11 * len(text) % size)
+
+    backend.prefill(text, never)
+    for length, taken in ((2, 0), (2, 0), (limit + 1, 1), (0, 0)):
+        decided(length, taken)
+    scored(2)
+    asked = iter(range(STOPPED))
+    backend.prefill([*text, *text], lambda: next(asked, None) is None)
+    for other in ([*text, 2 % size, 1], [*text[: FEW - 1], 4 % size]):
+        text = other
+        backend.prefill(text, never)
+        decided(0, 0)
+    # The first two tell nothing that the third does not.
+    return float(np.max([difference(row, alone(before)) for before, row in found[2:]]))
 
 
 def tree_gap(

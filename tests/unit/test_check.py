@@ -50,6 +50,9 @@ class Made:
         noisy = [row + np.float32(self.error) for row in rows]
         return LogitScores(noisy.__getitem__, [0] * len(rows), sampling)
 
+    def depth_limit(self, length: int) -> int | None:
+        return None
+
     def accept(self, rows: Sequence[int]) -> None:
         self.cache += [self.tree.tokens[row] for row in (0, *rows)]
 
@@ -167,6 +170,63 @@ def test_logits_that_are_no_numbers_on_both_sides_are_noticed() -> None:
         check(made, lambda tokens: true_logits(tokens) + np.float32(math.nan), 1e-3)
 
 
+LEVELS = 3
+
+
+class Undoing(Made):
+    """Verifies chains of LEVELS, as a state holds one text at once. What it holds is spoilt once
+    `fault` has happened."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(sound)
+        self.info = replace(self.info, leaves=1)
+        self.fault, self.spoilt, self.open, self.undone = fault, False, False, 0
+
+    def depth_limit(self, length: int) -> int | None:
+        return LEVELS
+
+    def reset(self) -> None:
+        super().reset()
+        self.spoilt = self.open = False
+        self.undone = 0
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        stopped = any(cancelled() for _ in range(9))
+        shorter = common_prefix(self.cache, tokens[:-1]) < len(self.cache)
+        happened = {"open": self.open, "stopped": stopped, "shorter": shorter}
+        self.spoilt |= happened.get(self.fault, False)
+        self.open = False
+        return super().prefill(tokens, cancelled)
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        self.open, right = True, self.cache
+        self.cache = [0, *right] if self.spoilt else right
+        scores = super().score(tree, sampling)
+        self.cache = right
+        return scores
+
+    def accept(self, rows: Sequence[int]) -> None:
+        back = len(self.tree) > len(rows)
+        self.undone = self.undone + 1 if back else 0
+        long = len(self.tree) > LEVELS
+        happened = {"rejected": back, "long": back and long, "again": self.undone > 1}
+        self.spoilt |= happened.get(self.fault, False)
+        self.open = False
+        super().accept(rows)
+
+
+@pytest.mark.parametrize("fault", ["", "rejected", "long", "again", "open", "stopped", "shorter"])
+def test_the_way_back_from_a_chain_is_tried(fault: str) -> None:
+    """A state cannot be shortened as keys and values can: every way to undo one is tried."""
+    made = Undoing(fault)
+    info = checked(made)
+    assert info.can_tree is (not fault) and made.cache == []
+    assert not fault or info.note.startswith("made decodes plainly: its ")
+    # One that is told to be wrong as a chain is, as a forward of several rows is the first.
+    way = "chain forward" if fault == "rejected" else "way back from a chain"
+    assert not fault or f"its {way} is off by" in info.note
+
+
 def test_one_row_that_is_no_number_is_enough() -> None:
     """In the middle of a tree, with sound rows before and behind it."""
     made = Made(sound)
@@ -175,7 +235,7 @@ def test_one_row_that_is_no_number_is_enough() -> None:
     def broken(tree: Tree, sampling: Sampling) -> LogitScores:
         scores = score(tree, sampling)
         rows = [scores.row(row).copy() for row in range(len(tree) + 1)]
-        if len(tree) > 3:
+        if tree.children.count({}) > 1:
             rows[2][7] = math.nan
         return LogitScores(rows.__getitem__, [0] * len(rows), sampling)
 
