@@ -72,7 +72,7 @@ class Quoting(TransformersBackend):
 class OfAllLengths(CostCurve):
     """One curve for texts of any length."""
 
-    def reach(self, length: int) -> None:
+    def reach(self, length: int, unread: int = 0) -> None:
         """Nothing depends on it."""
 
 

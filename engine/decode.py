@@ -130,7 +130,7 @@ class DecodeLoop:
         # What broke off decides nothing, whatever `cancelled` may say by now.
         if not self.filled.complete or (not self.index and answer.cancelled()):
             return Step(self.index, (), finish="cancelled")
-        controller.reach(len(tokens))
+        controller.reach(len(tokens), backend.unread)
         budget, asked = controller.plan(depth_of(backend, len(tokens), answer.limit))
         if controller.learns(budget):
             self.pending.learn()
@@ -144,6 +144,7 @@ class DecodeLoop:
         emitted = answer.emit(tree, scores, rows, chosen, len(tokens))
         sampled = perf_counter()
         backend.accept(rows[: len(emitted) - 1])
+        accepted = perf_counter()
         tokens += chosen[: len(emitted)]
         self.pending.add(len(emitted))
         guessed = recorded(tree, scores, rows[: len(emitted)])
@@ -154,7 +155,7 @@ class DecodeLoop:
             self.index, tuple(emitted), **counts, **times, finish=answer.finish, tree=guessed
         )
         if not again:
-            controller.observe(step, learning=learned - read)
+            controller.observe(step, learned - read, accepted - sampled, backend.unread)
         self.index += 1
         return step
 

@@ -43,7 +43,7 @@ class NoModel:
     def __init__(self, info: BackendInfo = NO_MODEL_INFO) -> None:
         self.info = replace(info, can_tree=False, note=NO_MODEL)
 
-    bytes = 0
+    bytes = unread = 0
     head: Head | None = None
 
     def refuse(self, *_: object) -> NoReturn:

@@ -105,6 +105,11 @@ class Backend(Protocol):
         The cache of its head is counted.
         """
 
+    @property
+    def unread(self) -> int:
+        """How many of the decided tokens the next forward reads again before its root, as the cache
+        could not be taken back to just behind them: 0 for most models."""
+
     def open(self) -> "Backend":
         """Another sequence, which is empty: the same weights and the same `info`."""
 

@@ -125,6 +125,8 @@ class ToyBackend:
     `guesses` is the law of its head, which `depth` and `branches` describe; None for no head.
     """
 
+    unread = 0
+
     def __init__(
         self,
         context_length: int = 4096,

@@ -158,6 +158,8 @@ class TransformersBackend:
     that logits are not on the host, so that whole rows of them are dear.
     """
 
+    unread = 0
+
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
         self.model, self.tokenizer, self.info = model, tokenizer, info
         self.head: Head | None = None

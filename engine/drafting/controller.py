@@ -64,15 +64,17 @@ class DraftController:
         self.ways = {way(drafter) for drafter in drafters}
         self.gains = self.costs.gate.gains if self.costs is not None else {}
         self.plain_time = PlainTime(self.costs)
-        self.steps = 0
+        self.steps = self.unread = 0
         self.asked: set[str] = set()
         self.forced = ""
         self.paused = self.was_paused = False
 
-    def reach(self, length: int) -> None:
-        """The text has so many tokens now: what a step costs depends on that."""
+    def reach(self, length: int, unread: int = 0) -> None:
+        """The text has so many tokens now, of which the next forward reads `unread` again: what a
+        step costs depends on that."""
+        self.unread = unread
         if self.costs is not None:
-            self.costs.reach(length)
+            self.costs.reach(length, unread)
 
     def plan(self, depth: int) -> tuple[Budget, Sequence[Drafter]]:
         """The budget of the next step, whose tree may be `depth` levels deep, and who may use it.
@@ -164,11 +166,15 @@ class DraftController:
         """What plain decoding would have taken for a step of those times (see Step); it fills a
         cache again as well."""
         parts = (times[f"{part}_seconds"] for part in ("verify", "sample", "other"))
-        plain = self.plain_time.seconds(nodes, emitted, *parts)
+        plain = self.plain_time.seconds(nodes + self.unread, emitted, *parts)
         return None if plain is None else refilled + plain
 
-    def observe(self, step: Step, learning: float = 0.0) -> None:
-        """A step is over; `learning` is the part of its drafting that was no look-up."""
+    def observe(
+        self, step: Step, learning: float = 0.0, accepting: float = 0.0, unread: int = 0
+    ) -> None:
+        """A step is over; `learning` is the part of its drafting that was no look-up, and
+        `accepting` the part of the rest in which the cache was settled. It leaves so many tokens
+        unread, which is charged now: the next step may be one of others."""
         if self.costs is None:
             return
         nodes = sum(step.proposed.values())
@@ -176,15 +182,21 @@ class DraftController:
         head = step.look_ups.get(HEAD, 0.0)
         # A model's time is its own, it says nothing of what a node costs the databases.
         looking = step.draft_seconds - learning - sum(models) - head
-        other = learning + step.sample_seconds + step.other_seconds
+        settling = accepting if nodes else 0.0
+        other = learning + step.sample_seconds + step.other_seconds - settling
         self.costs.observe(nodes, step.verify_seconds, looking, other)
+        undoing = settling + self.costs.rereading(unread)
+        if nodes:
+            self.costs.undone(undoing)
         gate = self.costs.gate
         gate.plain = gate.plain + 1 if nodes else 0
         gate.drafted = 0 if nodes else gate.drafted + 1
         plain = self.costs.seconds(0)
         databases = (looking + learning) / plain
-        rows = (self.costs.seconds(nodes) - self.costs.seconds(0)) / plain
-        took = 1.0 + rows + (sum(models) + head) / plain + databases
+        # Whoever left tokens unread has paid for them.
+        read = self.costs.seconds(nodes + self.unread) - self.costs.rereading(self.unread)
+        rows = (self.costs.seconds(nodes) - plain) / plain
+        took = (read + undoing + sum(models) + head) / plain + databases
         emitted = len(step.tokens)
         later = emitted * gate.learn_and_calibrate_seconds / plain
         guessed = float(step.accepted.get(HEAD, 0))

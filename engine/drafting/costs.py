@@ -60,6 +60,8 @@ FAR, WIDE = 8192, 8
 """Cached tokens, and nodes, at which variances of what these cost are told."""
 LENGTHENED = 0.05
 """The share by which a text grows until its steps are tabulated again."""
+UNDOING_GAIN = 0.1
+"""How far a step that drafted moves what undoing takes."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)
@@ -247,6 +249,10 @@ class CostCurve(StepTimes):
     last: see `reach`. A size between two of them counts as the larger one: kernels work in blocks
     of rows, and odd numbers of rows can cost more than the next round one. Beyond the last one the
     curve goes on as it rose before.
+
+    Some caches cannot be taken back to just behind what was accepted: `unread` tokens are then read
+    again by the next forward (Backend.unread). `undoing` is what that, and accepting itself, takes
+    for a step that drafts, on average. So the table tells what drafting costs in the end.
     """
 
     def __init__(
@@ -266,6 +272,7 @@ class CostCurve(StepTimes):
         self.growth = Growth(token, row)
         self.beyond = self.tabulated = 0
         """Cached tokens beyond CACHED: now, and those of the table."""
+        self.unread, self.undoing = 0, 0.0
         self.variances = [INITIAL_VARIANCE] * len(self.sizes)
         self.since_refresh = 0
         self.gate = Gate()
@@ -277,18 +284,28 @@ class CostCurve(StepTimes):
         was observed."""
         return dict(zip(self.sizes, self.values, strict=True))
 
-    def reach(self, length: int) -> None:
-        """From now on times are those behind so many cached tokens.
+    def reach(self, length: int, unread: int = 0) -> None:
+        """From now on times are those behind so many tokens, the last of which are still unread.
 
-        The table is not made anew for a few more of them.
+        The table is not made anew for a few more cached ones.
         """
         self.beyond = max(0, length - CACHED)
-        if abs(self.beyond - self.tabulated) > LENGTHENED * (CACHED + self.tabulated):
+        longer = abs(self.beyond - self.tabulated) > LENGTHENED * (CACHED + self.tabulated)
+        if longer or unread != self.unread:
+            self.unread = unread
             self.refresh()
 
     def seconds(self, nodes: int) -> float:
         """c(n, length): the seconds of a forward over `nodes` nodes and the root."""
         return self.short(nodes) + self.growth.seconds(self.beyond, nodes)
+
+    def rereading(self, unread: int) -> float:
+        """What so many unread tokens add to a plain forward."""
+        return self.seconds(unread) - self.seconds(0)
+
+    def undone(self, seconds: float) -> None:
+        """A step that drafted took so long to accept, and to read again what it left unread."""
+        self.undoing += UNDOING_GAIN * (seconds - self.undoing)
 
     def short(self, nodes: int) -> float:
         """The same behind CACHED tokens."""
@@ -306,8 +323,12 @@ class CostCurve(StepTimes):
         """
         self.tabulated = self.beyond
         steps = [
-            self.seconds(nodes) + self.other + nodes * self.node for nodes in range(LARGEST + 1)
+            self.seconds(nodes + self.unread) + self.other + nodes * self.node
+            for nodes in range(LARGEST + 1)
         ]
+        # What is unread now is read once more behind a draft that is rejected.
+        later = self.undoing + self.rereading(self.unread)
+        steps[1:] = [seconds + later for seconds in steps[1:]]
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
         table, nodes, ends = np.array(steps), np.arange(LARGEST), np.array([*marks, LARGEST])
         here, gaps = table[:-1], ends - nodes[:, None]
@@ -317,12 +338,13 @@ class CostCurve(StepTimes):
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""
-        at = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
+        rows = nodes + self.unread
+        at = min(bisect_left(self.sizes, rows), len(self.sizes) - 1)
         if self.beyond:
             # What is left to explain then is that of the sizes.
-            off = self.surprise(nodes, verify) - 1
-            self.growth.observe(self.beyond, nodes, self.short(0), self.seconds(nodes), off)
-        ratio = self.surprise(nodes, verify)
+            off = self.surprise(rows, verify) - 1
+            self.growth.observe(self.beyond, rows, self.short(0), self.seconds(rows), off)
+        ratio = self.surprise(rows, verify)
         common = ratio**COMMON_GAIN
         # The rarer a size is observed, the more each observation says: the gain of a Kalman filter.
         own = self.variances[at] / (self.variances[at] + 1)
@@ -375,6 +397,7 @@ def measure_costs(
     length = min(CACHED, backend.info.context_length // 2)
     vocabulary = backend.info.vocabulary_size
     prompt = [(7 + 13 * at) % vocabulary for at in range(length)]
+    levels = backend.depth_limit(length) if backend.info.leaves == 1 else None
     start = perf_counter()
     backend.prefill(prompt, lambda: False)
     reading = (perf_counter() - start) / length
@@ -383,7 +406,7 @@ def measure_costs(
     times: dict[int, list[float]] = {
         size: []
         for size in (SLOW_SIZES if slow else sizes)
-        if length + size < backend.info.context_length
+        if length + size < backend.info.context_length and (levels is None or size <= levels)
     }
     for round_ in count():
         for number, (size, found) in enumerate(times.items(), start=1):
@@ -455,7 +478,8 @@ def timed_far(
 def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> float:
     """The seconds of one forward over `nodes` nodes behind the prompt."""
     backend.prefill(prompt, lambda: False)
-    tree = comb(prompt[-1], nodes, backend.info.vocabulary_size)
+    branching = backend.info.leaves != 1
+    tree = comb(prompt[-1], nodes, backend.info.vocabulary_size, branching)
     clock = perf_counter()
     backend.score(tree, Sampling(temperature=0.0))
     spent = perf_counter() - clock
@@ -463,11 +487,11 @@ def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> floa
     return spent
 
 
-def comb(root: int, nodes: int, vocabulary: int) -> Tree:
-    """A tree of the usual form: a chain from the root with short branches beside it."""
+def comb(root: int, nodes: int, vocabulary: int, branching: bool = True) -> Tree:
+    """A tree of the usual form: a chain from the root, with short branches beside it if wanted."""
     tree, row = Tree(root), 0
     for number in range(nodes):
         added = tree.add(row, (root + 1 + number) % vocabulary, "")
-        if number % 2 == 0:
+        if number % 2 == 0 or not branching:
             row = added
     return tree

@@ -201,18 +201,24 @@ def test_costs_are_told_the_nodes_and_the_time_of_every_step() -> None:
         def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
             told.append((nodes, verify, draft, other))
 
+        def undone(self, seconds: float) -> None:
+            undone.append(seconds)
+
+    undone: list[float] = []
     _, steps = run(oracle(3), costs=Noting({0: 1.0, 9: 2.0}))
+    settling = iter(undone)
     assert [nodes for nodes, *_ in told] == [sum(step.proposed.values()) for step in steps]
     for step, (_, verify, draft, other) in zip(steps, told, strict=True):
         assert verify == step.verify_seconds and min(draft, other) > 0
-        assert draft + other == pytest.approx(step.seconds - verify)
+        accepting = next(settling) if step.proposed else 0.0
+        assert draft + other + accepting == pytest.approx(step.seconds - verify)
 
 
 def test_costs_are_told_how_long_the_text_is_before_every_step() -> None:
     told: list[int] = []
 
     class Noting(CostCurve):
-        def reach(self, length: int) -> None:
+        def reach(self, length: int, unread: int = 0) -> None:
             told.append(length)
 
     _, steps = run(oracle(3), costs=Noting({0: 1.0, 9: 2.0}))
