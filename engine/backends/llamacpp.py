@@ -161,16 +161,16 @@ class Batch:
         positions: Sequence[int],
         leaves: Sequence[int],
         counts: Sequence[int],
-        wanted: bool,
+        wanted: int,
     ) -> None:
-        """Set the rows: `leaves` is the first leaf below each, `counts` how many there are;
-        `wanted` says whether logits are."""
+        """Set the rows: `leaves` is the first leaf below each, `counts` how many there are; of the
+        last `wanted` rows logits are."""
         rows = len(tokens)
         self.tokens[:rows] = tokens
         self.positions[:rows] = positions
         self.counts[:rows] = counts
         self.sequences[:rows] = [self.first + self.step * leaf for leaf in leaves]
-        self.wanted[:rows] = [wanted] * rows
+        self.wanted[:rows] = [*[0] * (rows - wanted), *[1] * wanted]
         self.raw.n_tokens = rows
 
 
@@ -267,7 +267,7 @@ class LlamaCppBackend:
 
     def park(self) -> None:
         """Keep the decided tokens as bytes, where memory allows: others need the cache."""
-        self.keep(len(self.cached))
+        self.settle()
         self.tree = None
         if self.cached:
             size, place = self.size(), self.order[0]
@@ -275,6 +275,10 @@ class LlamaCppBackend:
                 parked = (ctypes.c_uint8 * size)()
                 if llama_cpp.llama_state_seq_get_data(self.context, parked, size, place) == size:
                     self.parked = parked
+
+    def settle(self) -> None:
+        """Undo a forward that was not accepted."""
+        self.keep(len(self.cached))
 
     def restore(self) -> bool:
         """Put the parked bytes into the library's cache, which is empty; whether it took them."""
@@ -316,18 +320,26 @@ class LlamaCppBackend:
         self.keep(reused)
         reused = len(self.cached)
         with Stopping(self.context, cancelled):
-            for start in range(reused, len(wanted), self.chunk):
-                if cancelled():
-                    break
-                chunk = wanted[start : start + self.chunk]
-                places, rows = range(start, start + len(chunk)), len(chunk)
-                self.batch.fill(chunk, places, [0] * rows, [1] * rows, wanted=False)
-                if not self.decode(cancelled):
-                    self.keep(start)
-                    break
-                self.cached += chunk
-                self.dirty = False
+            self.read_on(wanted, cancelled)
         return Filled(reused, len(self.cached) == len(wanted))
+
+    def read_on(self, wanted: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Read what the cache lacks of the text, part by part, until cancelled."""
+        for start in range(len(self.cached), len(wanted), self.chunk):
+            if cancelled():
+                break
+            chunk = wanted[start : start + self.chunk]
+            places, rows = range(start, start + len(chunk)), len(chunk)
+            self.batch.fill(chunk, places, [0] * rows, [1] * rows, wanted=0)
+            if not self.decode(cancelled):
+                self.keep(start)
+                break
+            self.cached += chunk
+            self.dirty = False
+
+    @property
+    def unread(self) -> int:
+        return 0
 
     def depth_limit(self, length: int) -> int | None:
         # Rotary factors that depend on the length are chosen by that of the context, once.
@@ -350,12 +362,20 @@ class LlamaCppBackend:
                 f"{start:,} tokens of this conversation could not be put back into the cache of "
                 f"{self.info.name}. Send the message again."
             )
-        # Our own promise to the library: it gets no more rows than there is room for.
-        assert rows <= TREE_ROWS and start + rows <= self.cells, f"{rows} rows after {start}"
         places = [start + depth for depth in tree.depths]
         self.tree = tree
         self.leaves, self.counts = branches(tree)
-        self.batch.fill(tree.tokens, places, self.leaves, self.counts, wanted=True)
+        again = self.cached[start - self.unread :]
+        # Our own promise to the library: it gets no more rows than there is room for.
+        fits = len(again) + rows <= TREE_ROWS and start + rows <= self.cells
+        assert fits, f"{len(again)} + {rows} rows after {start}"
+        self.batch.fill(
+            [*again, *tree.tokens],
+            [*range(start - len(again), start), *places],
+            [*[0] * len(again), *self.leaves],
+            [*[1] * len(again), *self.counts],
+            wanted=rows,
+        )
         self.lead(start)
         self.decode()
         found = llama_cpp.llama_get_logits(self.context)
@@ -392,10 +412,14 @@ class LlamaCppBackend:
         tree = self.tree
         assert tree is not None, "accept follows score"
         path = (0, *rows)
-        start, last = len(self.cached), path[-1]
-        end = start + len(path)
         self.cached += [tree.tokens[row] for row in path]
         self.tree, self.dirty = None, False
+        self.drop(tree, path)
+
+    def drop(self, tree: Tree, path: Sequence[int]) -> None:
+        """Have the cache forget the rows of the tree that are not on the path."""
+        end, last = len(self.cached), path[-1]
+        start = end - len(path)
         # What lies behind the path goes at once; what lies beside it, leaf by leaf.
         remove = llama_cpp.llama_memory_seq_rm
         trimmed = not tree.children[last] and end == start + 1 or remove(self.memory, -1, end, -1)

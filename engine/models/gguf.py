@@ -53,12 +53,14 @@ class Unusable(Exception):
     """The library refuses a file; the text is why."""
 
 
-def opened(path: Path, runtime: Runtime, fast: bool, weights: bool = True) -> tuple[Any, Any]:
+def opened(
+    path: Path, runtime: Runtime, fast: bool, weights: bool = True, snapshots: int = 0
+) -> tuple[Any, Any]:
     """The library's model and context for a file. Raises Unusable.
 
     `fast` lets the library rearrange weights for this processor; engine/backends/fast_path.py knows
     whether that is safe. Without `weights` nothing is read but the header, and nothing is
-    allocated: what is logged tells what would be.
+    allocated: what is logged tells what would be. `snapshots` is as for `new_context`.
     """
     said.clear()
     parameters = llama_cpp.llama_model_default_params()
@@ -73,15 +75,25 @@ def opened(path: Path, runtime: Runtime, fast: bool, weights: bool = True) -> tu
     if problem := unfit(model):
         llama_cpp.llama_model_free(model)
         raise Unusable(problem)
-    context = llama_cpp.llama_init_from_model(model, context_parameters(model, runtime))
-    if not context:
+    try:
+        return model, new_context(model, runtime, snapshots)
+    except Unusable:
         llama_cpp.llama_model_free(model)
+        raise
+
+
+def new_context(model: Any, runtime: Runtime, snapshots: int) -> Any:
+    """The library's context for a model. Where layers keep a state, it can forget the last rows of
+    a forward by so many `snapshots` of it, if the architecture knows those. Raises Unusable."""
+    parameters = context_parameters(model, runtime)
+    parameters.n_rs_seq = snapshots if keeps_state(model) else 0
+    context = llama_cpp.llama_init_from_model(model, parameters)
+    if not context:
         raise Unusable(complaint() or "llama.cpp does not say why")
     if not llama_cpp.llama_get_memory(context):
         llama_cpp.llama_free(context)
-        llama_cpp.llama_model_free(model)
         raise Unusable("it keeps no cache, so it cannot chat")
-    return model, context
+    return context
 
 
 def unfit(model: Any) -> str:
@@ -121,15 +133,14 @@ def exact(runtime: Runtime) -> bool:
 
 
 def context_parameters(model: Any, runtime: Runtime) -> Any:
-    """The context that trees need: one cache for all sequences, which can always roll back."""
+    """The context that trees need: one cache for all sequences, which rolls back where it can."""
     length = context_length(model, runtime)
     kind, attention = numbers_of(runtime)
     parameters = llama_cpp.llama_context_default_params()
     # Behind the context there is room for the largest tree.
     parameters.n_ctx = length + TREE_ROWS
     parameters.n_batch = parameters.n_ubatch = max(runtime.batch_size, TREE_ROWS)
-    # A model that keeps a state keeps one per sequence, and has no use for branches.
-    parameters.n_seq_max = 1 if rollback_problem(model) else LEAVES
+    parameters.n_seq_max = LEAVES if branches(model) else 1
     parameters.n_outputs_max = TREE_ROWS
     parameters.kv_unified = True
     parameters.swa_full = True
@@ -139,18 +150,21 @@ def context_parameters(model: Any, runtime: Runtime) -> Any:
     return parameters
 
 
-def rollback_problem(model: Any) -> str:
-    """Why a model's cache cannot drop rejected drafts, "" where it can."""
-    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
-        return "its layers keep a state that cannot be rolled back"
+def keeps_state(model: Any) -> bool:
+    """Whether some layers remember a text as one state, which cannot be shortened."""
+    recurrent = llama_cpp.llama_model_is_recurrent(model)
+    return bool(recurrent or llama_cpp.llama_model_is_hybrid(model))
+
+
+def branches(model: Any) -> bool:
+    """Whether several texts that begin alike can be told apart in one forward. A state is one text;
+    and positions of several parts have to rise from row to row."""
     turning = {
         llama_cpp.LLAMA_ROPE_TYPE_MROPE,
         llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
         llama_cpp.LLAMA_ROPE_TYPE_VISION,
     }
-    if llama_cpp.llama_model_rope_type(model) in turning:
-        return "its positions have several parts, which llama.cpp cannot roll back"
-    return ""
+    return not keeps_state(model) and llama_cpp.llama_model_rope_type(model) not in turning
 
 
 def offloads(runtime: Runtime) -> bool:

@@ -51,17 +51,19 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
 
     from engine.backends.check import check
     from engine.backends.llamacpp import LlamaCppBackend, Vocabulary, alone
-    from engine.models.gguf import Unusable, exact, opened
+    from engine.backends.llamacpp_states import StatesBackend
+    from engine.models.gguf import Unusable, exact, keeps_state, opened
 
     path = Path(source).expanduser()
     try:
-        model, context = opened(path, runtime, fast=not slow)
+        model, context = opened(path, runtime, fast=not slow, snapshots=found.snapshots)
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
     template, note, thinks = chat_template(model, vocabulary)
     info = replace(describe(path, model, context, vocabulary, runtime), can_think=thinks)
-    backend = LlamaCppBackend(model, context, vocabulary, template, info, runtime.batch_size)
+    kind = StatesBackend if keeps_state(model) else LlamaCppBackend
+    backend = kind(model, context, vocabulary, template, info, runtime.batch_size)
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
     reach = llama_cpp.llama_model_n_swa(model)
     backend.info = check(backend, partial(alone, backend), allowed, reach)
@@ -142,13 +144,11 @@ def describe(
     from engine.models.gguf import (
         context_length,
         offloads,
-        rollback_problem,
         threads_of,
         weights_type,
     )
 
     name = path.name.removesuffix(path.suffix)
-    problem = rollback_problem(model)
     tokenizer_type = KINDS.get(llama_cpp.llama_vocab_type(vocabulary.raw), "other")
     return BackendInfo(
         name=name,
@@ -158,7 +158,7 @@ def describe(
         vocabulary_size=vocabulary.size,
         eos_ids=vocabulary.ends,
         context_length=context_length(model, runtime),
-        can_tree=not problem,
+        can_tree=True,
         leaves=llama_cpp.llama_n_seq_max(context),
         device="gpu" if offloads(runtime) else "cpu",
         dtype=weights_type(model),
@@ -166,7 +166,6 @@ def describe(
         tokenizer_type=tokenizer_type,
         parameters=llama_cpp.llama_model_n_params(model),
         memory_bytes=llama_cpp.llama_model_size(model),
-        note=f"{name} decodes plainly: {problem}." if problem else "",
         sampling=recommended(model),
         begin=vocabulary.begin,
     )

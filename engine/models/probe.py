@@ -16,8 +16,13 @@ from engine.settings import Runtime
 
 SIZE = re.compile(r"(?::|compute buffer|output buffer) size = +([0-9.]+) MiB")
 """What the library logs of its caches, its buffer for computing and that for logits."""
+STATE = re.compile(r"llama_memory_recurrent: size = +([0-9.]+) MiB")
+"""What it logs of the states of layers that keep one, and of their snapshots."""
 TYPE = re.compile(r"llama_model_loader: - type +(\w+): +\d+ tensors\s*")
 """What it logs of the types of numbers in a file."""
+SNAPSHOTS, SHARE = 8, 1 / 4
+"""Snapshots of a model's state at most, and the share of its weights that they may take. Each adds
+operations to every forward, and few chains are longer."""
 SECONDS = 60.0
 EVERY = "".join(map(chr, (*range(0x800), *range(0x800, 0x110000, 0x800))))
 """A text of all bytes that UTF-8 has."""
@@ -28,6 +33,7 @@ class Probe:
     """What a file is, in bytes and numbers; `problem` is not empty where it cannot be used.
 
     `types` are those of its numbers, as the library names them ("f32", "q4_K"), in order.
+    `snapshots` are how many states of the last rows are worth their memory, see engine/models/gguf.
     """
 
     problem: str = ""
@@ -35,6 +41,7 @@ class Probe:
     weights: int = 0
     cache: int = 0
     types: tuple[str, ...] = ()
+    snapshots: int = 0
 
 
 def probe(path: Path, runtime: Runtime) -> Probe:
@@ -60,22 +67,37 @@ def found(path: Path, runtime: Runtime) -> Probe:
     import llama_cpp
 
     from engine.backends.llamacpp import tokens_of
-    from engine.models.gguf import Unusable, opened, said
+    from engine.backends.marks import MOST
+    from engine.models.gguf import Unusable, new_context, opened, said
 
     try:
-        model, _ = opened(path, runtime, fast=True, weights=False)
+        model, context = opened(path, runtime, fast=True, weights=False, snapshots=1)
+        weights = llama_cpp.llama_model_size(model)
+        types = {named[1] for _, text in said if (named := TYPE.fullmatch(text))}
+        kept = 1 + llama_cpp.llama_n_rs_seq(context)
+        state, snapshots = sum(logged(STATE)) / kept, 0
+        if kept > 1:
+            snapshots = int(min(SNAPSHOTS, SHARE * weights / state if state else SNAPSHOTS))
+            said.clear()
+            new_context(model, runtime, snapshots)
     except Unusable as problem:
         return Probe(str(problem))
     # Some vocabularies lack what only a text calls for.
     tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
-    sizes = [float(size) for _, text in said for size in SIZE.findall(text)]
-    types = {named[1] for _, text in said if (named := TYPE.fullmatch(text))}
     return Probe(
         parameters=llama_cpp.llama_model_n_params(model),
-        weights=llama_cpp.llama_model_size(model),
-        cache=round(sum(sizes) * 2**20),
+        weights=weights,
+        cache=round(sum(logged(SIZE)) + MOST * state),
         types=tuple(sorted(types)),
+        snapshots=snapshots,
     )
+
+
+def logged(size: re.Pattern[str]) -> list[float]:
+    """The bytes that the library logged in lines of such a form."""
+    from engine.models.gguf import said
+
+    return [float(found) * 2**20 for _, text in said for found in size.findall(text)]
 
 
 if __name__ == "__main__":

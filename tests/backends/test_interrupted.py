@@ -4,7 +4,6 @@ And what a model that keeps a state reads again, counted in forwards.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Step
 from tests.backends.test_llamacpp import Stop
-from tests.backends.test_llamacpp import after as read_anew
 from tests.backends.test_transformers import (
     GREEDY,
     RECURRENT,
@@ -29,7 +27,6 @@ from tests.backends.test_transformers import (
     prompt_of,
     save_model,
 )
-from tests.support.gguf_files import mamba_gguf, opened_gguf
 from tests.support.lossless import assert_lossless, events_of
 
 WANTED = Generation(Sampling(0.7, seed=1), max_tokens=12)
@@ -182,35 +179,6 @@ def test_a_second_turn_takes_few_forwards(
     filled = backend.prefill(prompt, never)
     assert count.rows == rows and filled == Filled(99 if sum(rows) == new else 0, True)
     assert gap(backend.score(Tree(prompt[-1]), GREEDY).row(0), alone(backend, prompt)) < 1e-3
-
-
-@pytest.mark.gguf
-def test_llama_cpp_begins_anew_after_what_a_state_cannot_roll_back(
-    gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever fails between a forward and its acceptance."""
-    import llama_cpp
-
-    backend = opened_gguf(mamba_gguf(gguf_files["small-F32"], tmp_path / "mamba.gguf"))
-    prompt = prompt_of(30)
-    plain = events_of(backend, prompt, WANTED)
-    wanted = read_anew(backend, [*prompt, 9])
-    backend.reset()
-    with monkeypatch.context() as patch:
-        walk = "engine.verify.Match.walk"
-        patch.setattr(walk, lambda *_: (_ for _ in ()).throw(Broken))
-        with pytest.raises(Broken):
-            events_of(backend, prompt, WANTED)
-    assert backend.dirty and backend.cached == prompt[:-1]
-    assert backend.prefill([*prompt, 9], never) == Filled(0, True)
-    assert gap(backend.score(Tree(9), GREEDY).row(0), wanted) < 1e-4
-    # A forward that the library ran, and that is reported as failed.
-    decode = llama_cpp.llama_decode
-    with monkeypatch.context() as patch:
-        patch.setattr(llama_cpp, "llama_decode", lambda *given: decode(*given) or -3)
-        with pytest.raises(Exception, match="llama_decode returned -3"):
-            events_of(backend, prompt, WANTED)
-    assert_lossless(plain, events_of(backend, prompt, WANTED))
 
 
 # The decode loop, with the toy.

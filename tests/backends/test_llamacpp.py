@@ -4,7 +4,6 @@ import gc
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from engine.types import Message, Prefill, Step
 from tests.support.gguf_files import (
     byte_tokens,
     longrope_gguf,
-    mamba_gguf,
     opened_gguf,
     tiny_gguf,
     turning_gguf,
@@ -825,60 +823,11 @@ def test_float32_with_flash_attention_still_verifies_trees(gguf_files: dict[str,
 # Other architectures.
 
 
-def test_a_model_that_keeps_a_state_decodes_plainly(
-    gguf_files: dict[str, Path], tmp_path: Path
-) -> None:
-    import llama_cpp
-
-    backend = opened_gguf(mamba_gguf(gguf_files["small-F32"], tmp_path / "mamba.gguf"))
-    assert not backend.info.can_tree
-    assert backend.info.note == (
-        "mamba decodes plainly: its layers keep a state that cannot be rolled back."
-    )
-    assert llama_cpp.llama_n_seq_max(backend.context) == 1, "a state per sequence would be large"
-    prompt = prompt_of(20)
-    read = partial(backend.prefill, cancelled=never)
-    backend.reset()
-    assert read(prompt).reused == 0 and read([*prompt, 5, 6]).reused == 19
-    row = backend.score(Tree(6), GREEDY).row(0).copy()
-    backend.accept([])
-    assert gap(row, after(backend, [*prompt, 5, 6])) < CLOSE
-    backend.accept([])
-    assert read([*prompt[:10], 5, 6]).reused == 0, "it cannot roll back"
-    row = backend.score(Tree(6), GREEDY).row(0).copy()
-    backend.accept([])
-    assert gap(row, after(backend, [*prompt[:10], 5, 6])) < CLOSE
-    wanted = Generation(Sampling(0.7, seed=1), max_tokens=20)
-    plain = events_of(backend, prompt, wanted)
-    truth = [*prompt, *(token.id for token in tokens_of(plain))]
-    known = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 5])])
-    again = events_of(backend, prompt, wanted, [known])
-    assert_lossless(plain, again)
-    assert not any(step.proposed for step in again)
-
-
-def test_a_cancelled_prompt_of_a_model_that_keeps_a_state_begins_anew(
-    gguf_files: dict[str, Path], tmp_path: Path
-) -> None:
-    path = mamba_gguf(gguf_files["small-F32"], tmp_path / "mamba.gguf")
-    backend, prompt = opened_gguf(path, batch_size=64), prompt_of(400)
-    wanted, whole = after(backend, prompt), Stop(10**9)
-    backend.reset()
-    backend.prefill(prompt, whole)
-    for share in (0, 0.3, 0.6, 0.9):
-        backend.reset()
-        backend.prefill(prompt, Stop(1 + int(share * whole.asked)))
-        assert backend.cached == prompt[: len(backend.cached)] and len(backend.cached) < 399
-        backend.prefill(prompt, never)
-        assert gap(backend.score(Tree(prompt[-1]), GREEDY).row(0), wanted) < CLOSE
-
-
-def test_a_model_of_many_positions_decodes_plainly(
+def test_a_model_of_many_positions_verifies_chains(
     gguf_files: dict[str, Path], tmp_path: Path
 ) -> None:
     backend = opened_gguf(turning_gguf(gguf_files["small-F32"], tmp_path / "turning.gguf"))
-    assert not backend.info.can_tree
-    assert "its positions have several parts" in backend.info.note
+    assert (backend.info.can_tree, backend.info.leaves, backend.info.note) == (True, 1, "")
     prompt = prompt_of(20)
     backend.prefill(prompt, never)
     assert backend.prefill([*prompt[:10], 5, 6], never).reused == 10

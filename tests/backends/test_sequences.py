@@ -660,18 +660,18 @@ def test_other_architectures_take_turns_too(
 
 
 @pytest.mark.gguf
-def test_an_unsettled_state_is_not_parked(
+def test_an_unsettled_state_is_settled_and_parked(
     gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be rolled back, so it would be another text's."""
+    """Its root was decided before."""
     backend = opened_gguf(mamba_gguf(gguf_files["small-F32"], tmp_path / "mamba.gguf"))
     saved, one, other = Saved(monkeypatch), backend.open(), backend.open()
     one.prefill(prompt_of(20), never)
     one.score(Tree(7), GREEDY)
     other.prefill(prompt_of(9), never)
-    assert saved.written == 0 and one.bytes == 0
-    assert one.prefill(prompt_of(20), never) == Filled(0, True)
-    assert saved.written == 1, "the other one was settled"
+    assert saved.written == 1 and one.bytes > 0
+    assert one.prefill([*prompt_of(19), 7, 5], never) == Filled(20, True)
+    assert (saved.written, saved.read) == (2, 1)
 
 
 @pytest.mark.gguf
