@@ -24,6 +24,8 @@ from engine.drafting.costs import CostCurve, Gain
 from engine.settings import Drafting
 from engine.types import DATABASES, DRAFT, HEAD, STACK, WAYS, Step
 
+LEAST = -1.0
+"""What a step saves at least, beside undoing: one hiccup of the machine must not decide."""
 FULL, TRIAL = 6.0, 1.0
 """The balance at most, and after a back-off."""
 SHORTEST, LONGEST = 16, 512
@@ -65,6 +67,7 @@ class DraftController:
         self.gains = self.costs.gate.gains if self.costs is not None else {}
         self.plain_time = PlainTime(self.costs)
         self.steps = self.unread = 0
+        self.least = LEAST
         self.asked: set[str] = set()
         self.forced = ""
         self.paused = self.was_paused = False
@@ -174,7 +177,7 @@ class DraftController:
     ) -> None:
         """A step is over; `learning` is the part of its drafting that was no look-up, and
         `accepting` the part of the rest in which the cache was settled. It leaves so many tokens
-        unread, which is charged now: the next step may be one of others."""
+        unread."""
         if self.costs is None:
             return
         nodes = sum(step.proposed.values())
@@ -185,9 +188,6 @@ class DraftController:
         settling = accepting if nodes else 0.0
         other = learning + step.sample_seconds + step.other_seconds - settling
         self.costs.observe(nodes, step.verify_seconds, looking, other)
-        undoing = settling + self.costs.rereading(unread)
-        if nodes:
-            self.costs.undone(undoing)
         gate = self.costs.gate
         gate.plain = gate.plain + 1 if nodes else 0
         gate.drafted = 0 if nodes else gate.drafted + 1
@@ -196,7 +196,9 @@ class DraftController:
         # Whoever left tokens unread has paid for them.
         read = self.costs.seconds(nodes + self.unread) - self.costs.rereading(self.unread)
         rows = (self.costs.seconds(nodes) - plain) / plain
+        undoing = self.undoing(nodes, accepting, unread)
         took = (read + undoing + sum(models) + head) / plain + databases
+        self.least = LEAST - undoing / plain
         emitted = len(step.tokens)
         later = emitted * gate.learn_and_calibrate_seconds / plain
         guessed = float(step.accepted.get(HEAD, 0))
@@ -205,6 +207,14 @@ class DraftController:
         winner = STACK if models else DATABASES
         head_share = guessed - head / plain if HEAD in step.levels else None
         self.weigh(winner, emitted - took, databases, head_share, later)
+
+    def undoing(self, nodes: int, accepting: float, unread: int) -> float:
+        """The seconds that a step is charged for accepting what it drafted, and for what it left
+        unread: their mean, as one step drafts in vain and the next one does not."""
+        if self.costs is None or not nodes:
+            return 0.0
+        self.costs.undone(accepting + self.costs.rereading(unread))
+        return self.costs.undoing
 
     def weigh(
         self,
@@ -239,7 +249,7 @@ class DraftController:
                 probe = shares.get(name, 0.0) - (later if name == DATABASES else 0.0)
                 back_off(gain, probe if used else None, probe_share(name))
             elif name in shares:
-                settle(gain, shares[name])
+                settle(gain, shares[name], self.least)
                 if name == HEAD == self.forced:
                     gain.wait = rest_of(shares[name], probe_share(name))
 
@@ -254,12 +264,12 @@ def updated(known: float, seconds: float, tokens: int) -> float:
     return known + tokens / (tokens + PRIOR_TOKENS) * (seconds / tokens - known)
 
 
-def settle(gain: Gain, saved: float) -> None:
-    """Add what a step saved to the balance; once that is negative, a back-off begins."""
+def settle(gain: Gain, saved: float, least: float) -> None:
+    """Add what a step saved to the balance; once that is negative, a back-off begins. Not even a
+    hiccup of the machine makes it save less than `least`."""
     paid = min(gain.debt, max(saved, 0.0))
     gain.debt, saved = gain.debt - paid, saved - paid
-    # One hiccup of the machine must not decide.
-    gain.balance = min(gain.balance + max(saved, -1.0), FULL)
+    gain.balance = min(gain.balance + max(saved, least), FULL)
     if gain.balance >= FULL:
         gain.length = 0
     elif gain.balance < 0:

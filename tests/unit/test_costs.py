@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, nan
 from statistics import mean
@@ -21,6 +22,7 @@ from engine.drafting.costs import (
     REFRESH,
     SIZES,
     SURPRISE,
+    UNDOING_GAIN,
     CostCurve,
     measure_costs,
 )
@@ -396,3 +398,43 @@ def test_a_backend_that_stretches_reads_nothing(monkeypatch: pytest.MonkeyPatch)
     curve = measure_costs(backend, (0, 3))
     assert curve.growth.token == pytest.approx(0.01 * TOKEN)
     assert curve.growth.row == pytest.approx(0.01 * ROW)
+
+
+def test_what_is_unread_is_read_before_every_tree() -> None:
+    curve = CostCurve({nodes: 1.0 + nodes / 8 for nodes in range(65)})
+    curve.undone(2.0)
+    plain = CostCurve(curve.points)
+    assert curve.undoing == pytest.approx(2.0 * UNDOING_GAIN)
+    curve.reach(CACHED, unread=3)
+    assert curve.table[0] == pytest.approx(plain.table[3])
+    # What is unread now would be read once more behind a tree.
+    later = 2.0 * UNDOING_GAIN + 3 / 8
+    assert curve.table[1:9] == pytest.approx([plain.table[3 + n] + later for n in range(1, 9)])
+    assert curve.rereading(3) == pytest.approx(3 / 8) and curve.rereading(0) == 0
+    curve.observe(2, curve.seconds(5), 0.0, 0.0)
+    assert curve.points == pytest.approx(plain.points), "as expected of five rows"
+    curve.reach(CACHED)
+    assert curve.table[0] == pytest.approx(plain.table[0])
+
+
+class Chains(ToyBackend):
+    """Verifies chains of up to five levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, leaves=1)
+        self.depths = set[int]()
+
+    def depth_limit(self, length: int) -> int | None:
+        return 5
+
+    def score(self, tree: Tree, sampling: Sampling) -> Any:
+        self.depths.add(max(tree.depths))
+        assert tree.children.count({}) == 1
+        return super().score(tree, sampling)
+
+
+def test_where_chains_are_verified_chains_are_timed() -> None:
+    backend = Chains()
+    curve = measure_costs(backend, seconds=0.0)
+    assert set(curve.points) == {0, 1, 2, 3, 5} == backend.depths

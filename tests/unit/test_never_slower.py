@@ -4,8 +4,10 @@ The model, the look-ups and the learning take exactly the seconds that the tests
 bound can be asserted to the step. What the real databases take is told by `python -m bench speed`.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -291,3 +293,84 @@ def test_learning_is_paid_by_what_drafts_save(clock: Clock) -> None:
         prompt = learning * len(PROMPT)
         assert seconds - prompt < (1.04 if number == 0 else 1.025) * plain
     assert costs.gate.gains[DATABASES].balance <= Gain().balance
+
+
+ROW = 0.2
+"""What a further row adds to a forward, as a share of it."""
+
+
+class Rereading(Timed):
+    """Reads what was accepted once more with the next forward, where something was rejected; its
+    states are put back for that, which takes so many forwards."""
+
+    unread = 0
+
+    def __init__(self, clock: Clock, copying: float) -> None:
+        super().__init__(clock)
+        self.copying = copying
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        self.clock.now += FORWARD * ROW * (self.unread + len(tree))
+        self.drafted = len(tree)
+        return super().score(tree, sampling)
+
+    def accept(self, rows: Sequence[int]) -> None:
+        if self.drafted > len(rows):
+            self.clock.now += FORWARD * self.copying
+            self.unread += len(rows) + 1
+        else:
+            self.unread = 0
+        super().accept(rows)
+
+
+def rising() -> CostCurve:
+    """Forwards of such a model."""
+    return CostCurve({rows: FORWARD * (1 + ROW * rows) for rows in range(41)})
+
+
+class Sure(Costly):
+    """Drafts four tokens, which are right once in `every` times, and says that they are so with
+    that probability times `sureness`, as far as they then pay."""
+
+    def __init__(self, clock: Clock, truth: Sequence[int], every: int, sureness: float) -> None:
+        super().__init__(clock, 0.0, 0.0)
+        self.truth, self.every, self.probability = truth, every, min(1.0, sureness / every)
+        self.draw = random.Random(1)
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        path = self.truth[len(tokens) : len(tokens) + 4][: budget.depth]
+        right = self.draw.random() < 1 / self.every
+        for number, token in enumerate(path if right else [END] * len(path)):
+            if not budget.pays(number, self.probability):
+                break
+            tree.add(number, token, self.source)
+            budget.added(number + 1, self.probability)
+        tree.cut(budget.best)
+        return {self.source: Work(0.0)}
+
+
+@pytest.mark.parametrize("copying", [0.1, 2.0])
+@pytest.mark.parametrize("sureness", [1.0, 100.0])
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 50])
+def test_what_is_read_again_is_charged_to_who_drafted(
+    clock: Clock, every: int, sureness: float, copying: float
+) -> None:
+    """However sure a drafter is: where it gains nothing after all that is undone, it stops."""
+    start = clock.now
+    said = [t.id for e in decode(Timed(clock), PROMPT, [], GENERATION, Drafting()) for t in of(e)]
+    truth, plain = [*PROMPT, *said], TOKENS * FORWARD
+    assert clock.now - start == pytest.approx(plain)
+    costs, spent = rising(), list[float]()
+    for _ in range(3):
+        start, drafter = clock.now, Sure(clock, truth, every, sureness)
+        model = Rereading(clock, copying)
+        events = decode(model, PROMPT, [drafter], GENERATION, Drafting(), costs=costs)
+        assert [token.id for event in events for token in of(event)] == said
+        spent.append((clock.now - start) / plain)
+    assert max(spent) < (1.02 if sureness <= 1 else 1.06), spent
+    if every == 1:
+        assert spent[-1] < 0.5 and costs.undoing == 0
+
+
+def of(event: object) -> Sequence[Any]:
+    return event.tokens if isinstance(event, Step) else ()
