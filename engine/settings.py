@@ -205,7 +205,7 @@ class Runtime(Checked):
     """Where and how a model runs. What only one kind of model knows, the others leave alone.
 
     `device` and `dtype` are for transformers models (engine/models/load_transformers.py); what
-    follows them is for GGUF files.
+    follows them is for GGUF files, but for `head`.
     """
 
     context_length: int = setting(
@@ -238,6 +238,11 @@ class Runtime(Checked):
         "Cache type",
         "Precision of the cache: auto, f32, f16, q8_0 or q4_0; fewer bits take less memory.",
         CACHE_TYPES,
+    )
+    head: str = choice(
+        "Head",
+        "What the model brings to guess ahead with: auto finds it, off leaves it out; or the path "
+        "of its file.",
     )
 
     def __post_init__(self) -> None:

@@ -95,8 +95,10 @@ class Backend(Protocol):
     """
 
     info: BackendInfo
-    head: Head | None
-    """What guesses ahead for this sequence; `info.head` describes it."""
+
+    @property
+    def head(self) -> Head | None:
+        """What guesses ahead for this sequence; `info.head` describes it."""
 
     @property
     def bytes(self) -> int:

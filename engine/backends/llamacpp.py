@@ -33,7 +33,7 @@ from engine.backends.chat_template import Fill
 from engine.backends.scores import LogitScores
 from engine.decode import never
 from engine.errors import ModelError, PromptError
-from engine.heads.base import Head
+from engine.heads.llamacpp import LlamaHead
 from engine.models.gguf import TREE_ROWS
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -201,7 +201,7 @@ class LlamaCppBackend:
     ) -> None:
         self.model, self.context, self.tokens = model, context, vocabulary
         self.template, self.info = template, info
-        self.head: Head | None = None
+        self.head: LlamaHead | None = None
         # The library takes no more at a time than fits its cache, and ends the process otherwise.
         self.chunk = min(rows, llama_cpp.llama_n_batch(context))
         self.memory = llama_cpp.llama_get_memory(context)
@@ -215,6 +215,8 @@ class LlamaCppBackend:
         self.leaves: list[int] = []
         self.counts: list[int] = []
         self.dirty = False
+        self.before = 0
+        """Rows of the last forward before the root of its tree."""
         self.address = 0
         self.logits = np.zeros((0, vocabulary.size), np.float32)
         self.parked: Any = None
@@ -222,8 +224,11 @@ class LlamaCppBackend:
 
     def reset(self) -> None:
         """An empty cache; that of another sequence stays as it is."""
-        if self.shared.holder() is self:
+        holds = self.shared.holder() is self
+        if holds:
             self.clear()
+        if self.head:
+            self.head.reset(holds)
         self.cached, self.tree, self.dirty, self.parked = [], None, False, None
 
     def clear(self) -> None:
@@ -244,6 +249,7 @@ class LlamaCppBackend:
     def open(self) -> Self:
         other = copy(self)
         other.cached, other.tree, other.dirty, other.parked = [], None, False, None
+        other.head = self.head and self.head.open(other)
         return other
 
     def close(self) -> None:
@@ -264,11 +270,15 @@ class LlamaCppBackend:
         if self.cached and not self.restore():
             self.reset()
         self.parked = None
+        if self.head:
+            self.head.restore()
 
     def park(self) -> None:
         """Keep the decided tokens as bytes, where memory allows: others need the cache."""
         self.settle()
         self.tree = None
+        if self.head:
+            self.head.park()
         if self.cached:
             size, place = self.size(), self.order[0]
             with suppress(MemoryError):
@@ -319,6 +329,8 @@ class LlamaCppBackend:
         reused = common_prefix(self.cached, wanted)
         self.keep(reused)
         reused = len(self.cached)
+        if self.head:
+            self.head.keep(reused)
         with Stopping(self.context, cancelled):
             self.read_on(wanted, cancelled)
         return Filled(reused, len(self.cached) == len(wanted))
@@ -336,6 +348,8 @@ class LlamaCppBackend:
                 break
             self.cached += chunk
             self.dirty = False
+            if self.head:
+                self.head.take(start, range(rows))
 
     @property
     def unread(self) -> int:
@@ -366,6 +380,7 @@ class LlamaCppBackend:
         self.tree = tree
         self.leaves, self.counts = branches(tree)
         again = self.cached[start - self.unread :]
+        self.before = len(again)
         # Our own promise to the library: it gets no more rows than there is room for.
         fits = len(again) + rows <= TREE_ROWS and start + rows <= self.cells
         assert fits, f"{len(again)} + {rows} rows after {start}"
@@ -394,9 +409,20 @@ class LlamaCppBackend:
             llama_cpp.llama_memory_seq_cp(self.memory, main, number, self.held[number], length)
             self.held[number] = length
 
+    def lead_first(self) -> None:
+        """Have sequence 0 lead: a head that reads this cache looks there."""
+        main, length = self.order[0], len(self.cached)
+        if main:
+            place = list(self.order).index(0)
+            llama_cpp.llama_memory_seq_cp(self.memory, main, 0, self.held[0], length)
+            self.order[0], self.order[place] = 0, main
+            self.held[0] = self.held[main] = length
+
     def decode(self, cancelled: Callable[[], bool] = never) -> bool:
         """Run the batch; False when it was cancelled. Raises ModelError for a failed forward."""
         self.dirty = True
+        if self.head:
+            self.head.prepare()
         code = llama_cpp.llama_decode(self.context, self.batch.raw)
         if code == 0 or (code == ABORTED and cancelled()):
             return bool(code == 0)
@@ -414,6 +440,8 @@ class LlamaCppBackend:
         path = (0, *rows)
         self.cached += [tree.tokens[row] for row in path]
         self.tree, self.dirty = None, False
+        if self.head:
+            self.head.take(len(self.cached) - len(path), [self.before + row for row in path])
         self.drop(tree, path)
 
     def drop(self, tree: Tree, path: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from engine.backends.base import Backend
 from engine.errors import ModelError
 from engine.models import llama_cpp_python
 from engine.models.format import ModelFormat
-from engine.models.gguf_files import ENDING, NO_MODELS, SPLIT, hub_file, is_model, listed
+from engine.models.gguf_files import ENDING, NO_MODELS, SPLIT, hub_file, is_head, is_model, listed
 from engine.models.memory import Need
 from engine.settings import Runtime
 
@@ -26,7 +26,7 @@ class Gguf(ModelFormat):
 
     kind = "llama.cpp"
     ending = ENDING
-    settings = ("gpu_layers", "batch_size", "flash_attention", "cache_type")
+    settings = ("gpu_layers", "batch_size", "flash_attention", "cache_type", "head")
     sized_on_hub = False
     always_sized = True
     float32_on_cpu = False
@@ -89,6 +89,11 @@ class Gguf(ModelFormat):
             raise ModelError(
                 f"The file {source!r} is no model that writes text: its name says {wrong}. Choose "
                 "the file of the language model itself."
+            )
+        if is_head(name):
+            raise ModelError(
+                f"The file {source!r} holds the head of a model by its name, not a model. Choose "
+                "the file of the model: its head is found beside it."
             )
 
     def load(self, source: str, runtime: Runtime) -> Backend:

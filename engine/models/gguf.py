@@ -63,12 +63,9 @@ def opened(
     allocated: what is logged tells what would be. `snapshots` is as for `new_context`.
     """
     said.clear()
-    parameters = llama_cpp.llama_model_default_params()
-    parameters.n_gpu_layers = runtime.gpu_layers
-    parameters.use_extra_bufts = fast
-    if not weights:
-        parameters.no_alloc = True
-        parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    parameters = model_parameters(runtime, fast, weights)
+    # The layers of a head in the same file; engine/models/gguf_heads.py opens it.
+    parameters.load_mtp = runtime.head == "auto"
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
         raise Unusable(complaint() or "llama.cpp does not say why")
@@ -94,6 +91,17 @@ def new_context(model: Any, runtime: Runtime, snapshots: int) -> Any:
         llama_cpp.llama_free(context)
         raise Unusable("it keeps no cache, so it cannot chat")
     return context
+
+
+def model_parameters(runtime: Runtime, fast: bool, weights: bool) -> Any:
+    """How a file is loaded; see `opened`."""
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.n_gpu_layers = runtime.gpu_layers
+    parameters.use_extra_bufts = fast
+    if not weights:
+        parameters.no_alloc = True
+        parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    return parameters
 
 
 def unfit(model: Any) -> str:
@@ -193,10 +201,13 @@ def weights_type(model: Any) -> str:
     return "mixed"
 
 
-def complaint() -> str:
-    """The library's first word about what is wrong: the cause, what follows is its consequence."""
+def complaint(start: int = 0) -> str:
+    """The library's first word about what is wrong: the cause, what follows is its consequence.
+
+    What it said before line `start` is about something else.
+    """
     for wanted in (ERROR, WARNING):
-        for level, text in said:
+        for level, text in said[start:]:
             if level == wanted and text.strip():
                 return text.partition(": ")[2].strip().rstrip(".") or text.strip()
     return ""

@@ -4,6 +4,9 @@ import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
+
+from engine.backends.base import digest
 
 ENDING = ".gguf"
 MAGIC = b"GGUF"
@@ -12,6 +15,10 @@ HUB_SOURCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(.+\.gguf)", re.IGNORECASE)
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 NO_MODELS = ("mmproj", "imatrix")
 """In the names of files that hold something else: an encoder of pictures, statistics."""
+HEADS = ("mtp-", "eagle3-")
+"""What the names of files begin with that hold the head of a model beside them, and no model."""
+BLOCK, BLOCKS = 1 << 14, 16
+"""Bytes of each of the blocks that a file is known by, spread over it evenly."""
 NAMED = 8
 """Files that an error names at most."""
 
@@ -39,10 +46,16 @@ def hub_file(source: str) -> HubFile | None:
     return HubFile(named[1], named[2]) if named and not os.path.exists(source) else None
 
 
+def is_head(name: str) -> bool:
+    """Whether a file holds a head and nothing else, by its name."""
+    name = name.lower()
+    return name.startswith(HEADS) and name.endswith(ENDING)
+
+
 def is_model(path: str) -> bool:
     """Whether a file is a model, or the first part of one: by its name and first bytes."""
     name = os.path.basename(path).lower()
-    if not name.endswith(ENDING) or any(word in name for word in NO_MODELS):
+    if not name.endswith(ENDING) or is_head(name) or any(word in name for word in NO_MODELS):
         return False
     split = SPLIT.fullmatch(name)
     if (split and int(split[2]) > 1) or not os.path.isfile(path):
@@ -62,3 +75,14 @@ def listed(files: Collection[str]) -> str:
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     names = ", ".join(found[:NAMED])
     return f"Name one of its GGUF files, as owner/name:file.gguf: {names}{more}."
+
+
+def file_fingerprint(path: Path) -> str:
+    """Names the weights: the size of a file, its beginning, and blocks from all over it."""
+    size = path.stat().st_size
+    parts: list[str | bytes] = [str(size)]
+    with path.open("rb") as file:
+        for number in range(BLOCKS):
+            file.seek(max(0, size - BLOCK) * number // (BLOCKS - 1))
+            parts.append(file.read(BLOCK))
+    return digest(parts)

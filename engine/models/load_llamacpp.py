@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.backends import fast_path
-from engine.backends.base import BackendInfo, digest, fingerprint
+from engine.backends.base import BackendInfo, fingerprint
 from engine.backends.chat_template import (
     FILLER,
     Fill,
@@ -23,13 +23,11 @@ from engine.backends.chat_template import (
 )
 from engine.errors import ModelError, SettingError, first_line
 from engine.models import llama_cpp_python
-from engine.models.gguf_files import MAGIC
+from engine.models.gguf_files import MAGIC, file_fingerprint
 from engine.models.memory import Need
 from engine.models.probe import Probe, probe
 from engine.settings import Runtime, Sampling
 
-BLOCK, BLOCKS = 1 << 14, 16
-"""Bytes of each of the blocks that a file is known by, spread over it evenly."""
 KINDS = {1: "BPE", 2: "BPE", 3: "WordPiece", 4: "Unigram"}
 """Vocabulary types of the library by the names that transformers has for the same ones. The first
 is SentencePiece with scores in place of merges; converted tokenizers of that kind are BPE there."""
@@ -53,10 +51,12 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     from engine.backends.llamacpp import LlamaCppBackend, Vocabulary, alone
     from engine.backends.llamacpp_states import StatesBackend
     from engine.models.gguf import Unusable, exact, keeps_state, opened
+    from engine.models.gguf_heads import with_head
 
     path = Path(source).expanduser()
+    lean = replace(runtime, head="off") if found.head else runtime
     try:
-        model, context = opened(path, runtime, fast=not slow, snapshots=found.snapshots)
+        model, context = opened(path, lean, fast=not slow, snapshots=found.snapshots)
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
@@ -73,7 +73,8 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
             "prompts more slowly."
         )
     notes = (backend.info.note, slow, note)
-    backend.info = replace(backend.info, note=" ".join(filter(None, notes)))
+    head = with_head(backend, path, runtime, not slow, found.head)
+    backend.info = replace(backend.info, note=" ".join(filter(None, notes)), head=head)
     return backend
 
 
@@ -210,14 +211,3 @@ def recommended(model: Any) -> Sampling:
         return Sampling(**values)
     except SettingError:
         return Sampling()
-
-
-def file_fingerprint(path: Path) -> str:
-    """Names the weights: the size of a file, its beginning, and blocks from all over it."""
-    size = path.stat().st_size
-    parts: list[str | bytes] = [str(size)]
-    with path.open("rb") as file:
-        for number in range(BLOCKS):
-            file.seek(max(0, size - BLOCK) * number // (BLOCKS - 1))
-            parts.append(file.read(BLOCK))
-    return digest(parts)

@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.process import RAISED, run
@@ -18,8 +18,8 @@ SIZE = re.compile(r"(?::|compute buffer|output buffer) size = +([0-9.]+) MiB")
 """What the library logs of its caches, its buffer for computing and that for logits."""
 STATE = re.compile(r"llama_memory_recurrent: size = +([0-9.]+) MiB")
 """What it logs of the states of layers that keep one, and of their snapshots."""
-TYPE = re.compile(r"llama_model_loader: - type +(\w+): +\d+ tensors\s*")
-"""What it logs of the types of numbers in a file."""
+TYPE = re.compile(r"llama_model_loader: - type +(?!i\d)(\w+): +\d+ tensors\s*")
+"""What it logs of the types of numbers in a file. Whole numbers are never computed with."""
 SNAPSHOTS, SHARE = 8, 1 / 4
 """Snapshots of a model's state at most, and the share of its weights that they may take. Each adds
 operations to every forward, and few chains are longer."""
@@ -34,6 +34,7 @@ class Probe:
 
     `types` are those of its numbers, as the library names them ("f32", "q4_K"), in order.
     `snapshots` are how many states of the last rows are worth their memory, see engine/models/gguf.
+    `head` says why the head that it brings cannot be used, where it brings such a one.
     """
 
     problem: str = ""
@@ -42,10 +43,20 @@ class Probe:
     cache: int = 0
     types: tuple[str, ...] = ()
     snapshots: int = 0
+    head: str = ""
 
 
 def probe(path: Path, runtime: Runtime) -> Probe:
-    """What the process found. One that the library ended is a problem as well."""
+    """What the process found. A head that makes the file a problem is left out, and told."""
+    found = tried(path, runtime)
+    if found.problem and runtime.head != "off":
+        without = tried(path, replace(runtime, head="off"))
+        return found if without.problem else replace(without, head=found.problem)
+    return found
+
+
+def tried(path: Path, runtime: Runtime) -> Probe:
+    """What one process found. One that the library ended is a problem as well."""
     settings = json.dumps(asdict(runtime))
     try:
         ended = run("engine.models.probe", str(path), settings, seconds=SECONDS)
@@ -68,29 +79,44 @@ def found(path: Path, runtime: Runtime) -> Probe:
 
     from engine.backends.llamacpp import tokens_of
     from engine.backends.marks import MOST
+    from engine.heads.llamacpp import NoHead
     from engine.models.gguf import Unusable, new_context, opened, said
+    from engine.models.gguf_heads import opened_head
 
     try:
         model, context = opened(path, runtime, fast=True, weights=False, snapshots=1)
         weights = llama_cpp.llama_model_size(model)
-        types = {named[1] for _, text in said if (named := TYPE.fullmatch(text))}
+        types = typed()
         kept = 1 + llama_cpp.llama_n_rs_seq(context)
         state, snapshots = sum(logged(STATE)) / kept, 0
         if kept > 1:
             snapshots = int(min(SNAPSHOTS, SHARE * weights / state if state else SNAPSHOTS))
             said.clear()
-            new_context(model, runtime, snapshots)
+            context = new_context(model, runtime, snapshots)
     except Unusable as problem:
         return Probe(str(problem))
+    head, lacking = None, ""
+    try:
+        head = opened_head(model, context, path, runtime, fast=True, weights=False)
+    except NoHead as problem:
+        lacking = str(problem)
     # Some vocabularies lack what only a text calls for.
     tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
     return Probe(
         parameters=llama_cpp.llama_model_n_params(model),
-        weights=weights,
+        weights=weights + (head.weights if head else 0),
         cache=round(sum(logged(SIZE)) + MOST * state),
-        types=tuple(sorted(types)),
+        types=tuple(sorted(types | typed())),
         snapshots=snapshots,
+        head=lacking,
     )
+
+
+def typed() -> set[str]:
+    """The types of numbers that the library logged."""
+    from engine.models.gguf import said
+
+    return {named[1] for _, text in said if (named := TYPE.fullmatch(text))}
 
 
 def logged(size: re.Pattern[str]) -> list[float]:

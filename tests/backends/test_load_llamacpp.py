@@ -124,7 +124,7 @@ def test_a_fingerprint_looks_all_over_a_large_file(
     gguf_files: dict[str, Path], tmp_path: Path
 ) -> None:
     """Of two fine-tunes the sizes and headers are the same."""
-    from engine.models.load_llamacpp import BLOCK, BLOCKS, file_fingerprint
+    from engine.models.gguf_files import BLOCK, BLOCKS, file_fingerprint
 
     source, path = gguf_files["small-F32"], tmp_path / "x.gguf"
     size, known = source.stat().st_size, {file_fingerprint(source)}

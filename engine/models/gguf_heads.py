@@ -1,0 +1,274 @@
+"""Finding the head of a GGUF model and opening it beside the model.
+
+A head is in the model's file, or in one of its own: the one that is given by hand, else one next to
+the model's file whose name begins as heads' names do. What is found and cannot be used is told.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from engine.backends.base import digest
+from engine.backends.llamacpp import LlamaCppBackend
+from engine.decode import never
+from engine.errors import ModelError, first_line
+from engine.heads.base import HeadInfo
+from engine.heads.llamacpp import DEPTH, ROWS, HeadContext, Kind, LlamaHead, NoHead, bound
+from engine.models.gguf import complaint, context_parameters, metadata, model_parameters, said
+from engine.models.gguf_files import file_fingerprint, is_head
+from engine.settings import Runtime, Sampling
+
+NEXTN = "nextn_predict_layers"
+GUESSING = frozenset(
+    {
+        "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
+        "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+    }
+)  # fmt: skip
+"""Architectures whose MTP layers llama.cpp 0.3.36 computes. With others it ends the process."""
+CROPPED = frozenset({"deepseek4", "gemma4-assistant", "mimo2", "qwen3next", "step35"})
+"""Those of which it hands out the states of rows with logits only."""
+SHOWING = frozenset(
+    {
+        "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan_vl", "lfm2", "llama", "mimo2",
+        "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe",
+        "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
+    }
+)  # fmt: skip
+"""Architectures of which it hands out what goes into a layer; with others it ends the process."""
+STATES = frozenset({"gemma4", "gpt-oss"}) | GUESSING
+"""Those of which it hands out the state behind the last layer."""
+SAMPLES = 512
+"""Tokens of two vocabularies that are compared."""
+TOKENS = 12
+"""Of the text that a head is tried behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A head's context, and its model where it has a file of its own: `path`."""
+
+    kind: Kind
+    context: Any
+    model: Any = None
+    path: Path | None = None
+
+    @property
+    def weights(self) -> int:
+        """Bytes of what its own file holds."""
+        return int(llama_cpp.llama_model_size(self.model)) if self.model else 0
+
+    @property
+    def parameters(self) -> int:
+        """How many these are."""
+        return int(llama_cpp.llama_model_n_params(self.model)) if self.model else 0
+
+
+def opened_head(
+    model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool = True
+) -> Opened | None:
+    """The head of an opened model, None where there is none or none is wanted. Raises NoHead.
+
+    `fast` and `weights` are as for the model, see engine/models/gguf.py.
+    """
+    if runtime.head == "off":
+        return None
+    if runtime.head != "auto":
+        return of_file(model, context, given(runtime.head), runtime, fast, weights)
+    if int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0:
+        return of_model(model, context, runtime)
+    problem: NoHead | None = None
+    for beside in companions(path):
+        try:
+            return of_file(model, context, beside, runtime, fast, weights)
+        except NoHead as found:
+            problem = problem or found
+    if problem:
+        raise problem
+    return None
+
+
+def architecture(model: Any) -> str:
+    """What the file calls its kind of model."""
+    return metadata(model, "general.architecture")
+
+
+def companions(path: Path) -> Iterator[Path]:
+    """Files beside a model's that hold heads by their names, the one of the most similar name
+    first."""
+    found = [item for item in path.parent.iterdir() if is_head(item.name) and item != path]
+    name = path.name.lower()
+
+    def alike(item: Path) -> int:
+        return len(os.path.commonprefix([item.name.lower().partition("-")[2], name]))
+
+    yield from sorted(found, key=lambda item: (-alike(item), item.name))
+
+
+def given(text: str) -> Path:
+    """The file that somebody named. Raises NoHead."""
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise NoHead(f"there is no file {text!r}")
+    return path
+
+
+def of_model(model: Any, context: Any, runtime: Runtime) -> Opened:
+    """The head that a model's own file holds. Raises NoHead."""
+    bound()
+    kind = architecture(model)
+    if kind not in GUESSING:
+        raise NoHead(f"llama.cpp does not compute the prediction layers of {kind} models")
+    if not llama_cpp.llama_model_n_layer_nextn(model):
+        raise NoHead("its file names prediction layers and does not hold them")
+    found = Kind("MTP", cropped=kind in CROPPED)
+    return Opened(found, head_context(model, context, found, runtime))
+
+
+def of_file(
+    model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool
+) -> Opened:
+    """The head in a file of its own. Raises NoHead where it does not fit the model."""
+    bound()
+    parameters = model_parameters(runtime, fast, weights)
+    parameters.load_mtp = True
+    start = len(said)
+    own = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
+    if not own:
+        raise NoHead(f"{path.name} cannot be read ({complaint(start) or 'no reason is given'})")
+    try:
+        kind = fitting(model, own)
+        return Opened(kind, head_context(own, context, kind, runtime), own, path)
+    except NoHead as problem:
+        llama_cpp.llama_model_free(own)
+        raise NoHead(f"{path.name} does not fit: {problem}") from problem
+
+
+def fitting(model: Any, own: Any) -> Kind:
+    """How a head of a file of its own computes for a model. Raises NoHead for one of another."""
+    target, kind = architecture(model), architecture(own)
+    if not same_vocabulary(model, own):
+        raise NoHead("it has another vocabulary")
+    width = llama_cpp.llama_model_n_embd_out(model)
+    if kind == "eagle3":
+        layers = bound().llama_model_target_layer_ids
+        count = bound().llama_model_target_layer_ids_n(own)
+        read = tuple(layers(own)[:count])
+        behind = llama_cpp.llama_model_n_layer(model)
+        if target not in SHOWING or (behind in read and target not in STATES):
+            raise NoHead(f"llama.cpp does not hand out the hidden states of {target} models")
+        if not read or not 0 <= min(read) <= max(read) <= behind:
+            raise NoHead(f"it reads the layers {list(read)}, and the model has {behind}")
+        expected = metadata(own, "eagle3.target_hidden_size")
+        found = Kind("EAGLE-3", layers=read)
+    elif kind == "gemma4-assistant" and target == "gemma4":
+        expected = str(llama_cpp.llama_model_n_embd_out(own))
+        found = Kind("MTP", shared=True, cropped=True)
+    elif kind == target and kind in GUESSING and llama_cpp.llama_model_n_layer_nextn(own):
+        expected = str(llama_cpp.llama_model_n_embd_out(own))
+        found = Kind("MTP", cropped=kind in CROPPED)
+    else:
+        raise NoHead(f"it is a head of the kind {kind}, and the model is a {target}")
+    if expected != str(width):
+        raise NoHead(f"it reads states of {expected} numbers, and the model's have {width}")
+    return found
+
+
+def same_vocabulary(model: Any, own: Any) -> bool:
+    """Whether two models number the same tokens, as far as a sample tells."""
+    raw = [llama_cpp.llama_model_get_vocab(each) for each in (model, own)]
+    sizes = {llama_cpp.llama_vocab_n_tokens(each) for each in raw}
+    kinds = {llama_cpp.llama_vocab_type(each) for each in raw}
+    size = min(sizes)
+    text = llama_cpp.llama_vocab_get_text
+    return len(sizes) == len(kinds) == 1 and all(
+        text(raw[0], token) == text(raw[1], token)
+        for token in range(0, size, max(1, size // SAMPLES))
+    )
+
+
+def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
+    """The library's context for a head, beside that of the model it serves. Raises NoHead."""
+    parameters = context_parameters(llama_cpp.llama_get_model(target), runtime)
+    parameters.n_ctx = llama_cpp.llama_n_ctx(target)
+    parameters.n_batch = parameters.n_ubatch = ROWS
+    parameters.n_outputs_max = ROWS if kind.whole else 1
+    parameters.n_seq_max = 1
+    parameters.n_rs_seq = 0
+    if not kind.layers:
+        parameters.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+    parameters.ctx_other = target
+    start = len(said)
+    context = llama_cpp.llama_init_from_model(model, parameters)
+    if not context:
+        raise NoHead(f"llama.cpp cannot open it ({complaint(start) or 'it gives no reason'})")
+    return context
+
+
+def with_head(
+    backend: LlamaCppBackend, path: Path, runtime: Runtime, fast: bool, problem: str = ""
+) -> HeadInfo | None:
+    """Give a checked backend the head that comes with its model, and say what it is; None where
+    there is none. `problem` is why it cannot be used, where that is known already.
+
+    One that cannot be used is told in its note. If it was given by hand, that raises ModelError.
+    """
+    try:
+        if problem:
+            raise NoHead(problem)
+        found = opened_head(backend.model, backend.context, path, runtime, fast)
+        if found is None:
+            return None
+        shared = HeadContext(
+            found.kind, backend.context, found.context, found.model, backend.shared
+        )
+        if not backend.info.can_tree:
+            raise NoHead("the model decodes plainly")
+        named = file_fingerprint(found.path) if found.path else backend.info.fingerprint
+        info = HeadInfo(
+            found.kind.name,
+            DEPTH,
+            branches=False,
+            parameters=found.parameters,
+            memory_bytes=found.weights,
+            fingerprint=digest([named, found.kind.name]),
+        )
+        backend.head = LlamaHead(shared, info, backend)
+        if fault := tried(backend):
+            backend.head = None
+            raise NoHead(fault)
+        return info
+    except NoHead as reason:
+        if runtime.head not in ("auto", "off"):
+            raise ModelError(
+                f"The head {runtime.head!r} cannot be used with {backend.info.name}: {reason}. "
+                "Give the file of a head that was made for this model, or auto."
+            ) from reason
+        note = f"The head that comes with {backend.info.name} cannot be used: {reason}."
+        return HeadInfo("MTP", 0, branches=False, note=note)
+
+
+def tried(backend: LlamaCppBackend) -> str:
+    """What is wrong with the guesses of a head, "" if nothing is; leaves all caches empty."""
+    head = backend.head
+    assert head is not None
+    tokens = [7 * number % backend.info.vocabulary_size for number in range(1, TOKENS + 1)]
+    head.listen(True)
+    try:
+        backend.prefill(tokens, never)
+        first = head.start(tokens, Sampling(), never)
+        if first is None:
+            return "it guesses nothing"
+        token = first.likeliest(1)[0][0]
+        chances = [first.likeliest(1)[0][1], head.extend([0], [token])[0].likeliest(1)[0][1]]
+        return "" if all(0 < chance <= 1 for chance in chances) else "it gives no numbers"
+    except Exception as error:
+        # Whatever the library makes of a file that its header does not show.
+        return f"its first guess fails ({first_line(error)})"
+    finally:
+        head.listen(False)
+        backend.reset()

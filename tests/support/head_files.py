@@ -1,0 +1,219 @@
+"""GGUF files made for tests of heads: tiny models whose next token hangs mostly on the last one.
+
+Their heads know that. So a head is right more often than chance, and not always.
+
+All share a vocabulary of single bytes. Heads that know nothing are those of tiny_gguf.py.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, GGUFValueType
+
+from tests.support.gguf_files import byte_tokens, rewritten, write_gguf
+from tests.support.tiny_gguf import HEAD, HEADS, KEY_HEADS, WIDTH, Weights, tiny
+
+WORDS = ["<s>", "</s>", *byte_tokens(), "Ġt", "he"]
+NOISE = 0.03
+"""How much a layer adds to what the last token alone says."""
+CONTEXT = 512
+NARROW = 48
+"""The width of Gemma 4's assistant, which is less than that of its model."""
+SOURCES = ("attn_output", "ssm_out", "ffn_down")
+"""What a layer adds comes through these."""
+Arrays = dict[str, np.ndarray]
+
+
+def words() -> tuple[dict[str, Any], dict[str, list[GGUFValueType]]]:
+    """What a header says of the vocabulary and of how a conversation is written, with types."""
+    values = {
+        "general.file_type": 0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": WORDS,
+        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(WORDS) - 2),
+        "tokenizer.ggml.merges": ["Ġ t", "h e"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": "{% for m in messages %}{{ m.role }}={{ m.content }}</s>"
+        "{% endfor %}",
+    }
+    return values, {"tokenizer.ggml.token_type": [GGUFValueType.ARRAY, GGUFValueType.INT32]}
+
+
+def written(path: Path, architecture: str, own: Mapping[str, Any], arrays: Arrays) -> Path:
+    """A file of these arrays; `own` are the values that the architecture names."""
+    known, types = words()
+    values = known | {f"{architecture}.{name}": value for name, value in own.items()}
+    return write_gguf(path, architecture, values, arrays, types)
+
+
+def following(seed: int = 0) -> Arrays:
+    """Embeddings, and an output that expects one token behind each, and another one a little."""
+    draw = np.random.default_rng(seed)
+    tokens = draw.standard_normal((len(WORDS), WIDTH)).astype(np.float32)
+    after, also = draw.permutation(len(WORDS)), draw.permutation(len(WORDS))
+    output = np.empty_like(tokens)
+    output[after] = tokens
+    output[also] += 0.6 * tokens
+    output[:2] *= 0.3  # a turn shall not end at once
+    return {"token_embd.weight": tokens, "output.weight": output * 8 / WIDTH}
+
+
+def quieter(arrays: Arrays) -> Arrays:
+    """The same with layers that add little to what the last token says."""
+    return {
+        name: array * NOISE if any(part in name for part in SOURCES) else array
+        for name, array in arrays.items()
+    }
+
+
+def qwen35_gguf(folder: Path) -> Path:
+    """A Qwen3.5, most layers of which keep a state; its file holds a head that knows."""
+    source = tiny(folder, "qwen35", heads=1)
+    found = {tensor.name: tensor.data.copy() for tensor in GGUFReader(source).tensors}
+    joined = np.hstack([np.eye(WIDTH), NOISE * np.eye(WIDTH)]).astype(np.float32)
+    arrays = quieter(found) | following() | {"blk.4.nextn.eh_proj.weight": joined}
+    return rewritten(source, folder / "knowing.gguf", words()[0], arrays)
+
+
+def attending(weights: Weights, layers: int) -> None:
+    """Layers of attention."""
+    for number in range(layers):
+        weights.layer(number)
+        weights.norm("attn_norm", "ffn_norm")
+        weights.attention()
+        weights.forward()
+
+
+def sizes(layers: int) -> dict[str, Any]:
+    """What the header of a model of attention says."""
+    return {
+        "context_length": CONTEXT,
+        "embedding_length": WIDTH,
+        "feed_forward_length": 96,
+        "block_count": layers,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KEY_HEADS,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": HEAD,
+    }
+
+
+def llama_gguf(folder: Path, layers: int = 3) -> Path:
+    """A model that attends in all layers and brings no head."""
+    weights = Weights(1)
+    attending(weights, layers)
+    weights.prefix = ""
+    weights.norm("output_norm")
+    arrays = quieter(weights.arrays) | following()
+    return written(folder / "attending.gguf", "llama", sizes(layers), arrays)
+
+
+def eagle3_gguf(
+    folder: Path,
+    layers: tuple[int, ...] = (0, 1, 2),
+    known: int | None = None,
+    hidden: int = WIDTH,
+    name: str = "eagle3-attending.gguf",
+) -> Path:
+    """An EAGLE-3 head for llama_gguf(), which reads these layers; `known` is how many tokens it
+    can say, all unless given.
+
+    It attends to the token that it stands at, and takes its embedding over.
+    """
+    weights = Weights(2)
+    weights.matrix("fc", WIDTH, len(layers) * hidden, size=NOISE)
+    weights.norm("output_norm")
+    weights.layer(0)
+    weights.norm("attn_norm", "attn_norm_2", "ffn_norm")
+    weights.forward()
+    own, nothing = np.eye(WIDTH), np.zeros((WIDTH, WIDTH))
+    first = np.eye(HEADS * HEAD, WIDTH)
+    weights.plain("attn_q.weight", np.hstack([3 * first, 0 * first]))
+    weights.plain("attn_k.weight", np.hstack([3 * first, 0 * first]))
+    weights.plain("attn_v.weight", np.hstack([own, nothing]))
+    weights.plain("attn_output.weight", own)
+    weights.arrays["blk.0.ffn_down.weight"] *= NOISE
+    arrays = weights.arrays
+    output = following()["output.weight"]
+    if known is not None:
+        arrays["d2t"] = np.arange(known, dtype=np.int64)
+        output = output[:known]
+    arrays["output.weight"] = output
+    values = sizes(1) | {
+        "attention.head_count_kv": HEADS,
+        "target_layers": list(layers),
+        "target_hidden_size": hidden,
+    }
+    return written(folder / name, "eagle3", values, arrays)
+
+
+def gemma4_gguf(folder: Path) -> Path:
+    """A Gemma 4 of a layer that sees a window and one that sees all."""
+    weights = Weights(3)
+    for number in range(2):
+        weights.layer(number)
+        weights.norm("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+        weights.attention()
+        weights.norm("attn_q_norm", "attn_k_norm", length=HEAD)
+        weights.forward()
+        weights.plain("layer_output_scale.weight", np.ones(1))
+        for norm in ("post_attention_norm", "post_ffw_norm"):
+            weights.arrays[f"blk.{number}.{norm}.weight"] *= NOISE
+    weights.prefix = ""
+    weights.norm("output_norm")
+    weights.norm("rope_freqs", length=HEAD // 2)
+    arrays = weights.arrays | following()
+    arrays["token_embd.weight"] = arrays["token_embd.weight"] / np.float32(np.sqrt(WIDTH))
+    return written(folder / "gemma.gguf", "gemma4", gemma_sizes(2), arrays)
+
+
+def gemma_sizes(layers: int) -> dict[str, Any]:
+    """What Gemma 4's header says beside what others say."""
+    return sizes(layers) | {
+        "attention.sliding_window": 32,
+        "attention.sliding_window_pattern": [True, False],
+        "attention.key_length_swa": HEAD,
+        "attention.value_length_swa": HEAD,
+        "attention.shared_kv_layers": 0,
+        "rope.dimension_count_swa": HEAD,
+        "embedding_length_per_layer_input": 0,
+        "rope.freq_base_swa": 10000.0,
+    }
+
+
+def assistant_gguf(folder: Path, width: int = WIDTH, name: str = "mtp-gemma.gguf") -> Path:
+    """Gemma 4's assistant for gemma4_gguf(): two narrow layers that read the model's cache."""
+    weights = Weights(4)
+    model = following()
+    narrower = np.linalg.qr(weights.draw.standard_normal((width, width)))[0][:NARROW]
+    weights.plain("nextn.pre_projection.weight", np.hstack([narrower, NOISE * narrower]))
+    weights.plain("nextn.post_projection.weight", narrower.T)
+    output = model["output.weight"] if width == WIDTH else np.tile(model["output.weight"], 2)
+    weights.plain("token_embd.weight", output[:, :width] @ narrower.T)
+    weights.norm("output_norm", length=NARROW)
+    weights.norm("rope_freqs", length=HEAD // 2)
+    for number in range(2):
+        weights.layer(number)
+        weights.norm("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", length=NARROW)
+        weights.matrix("attn_q", HEADS * HEAD, NARROW)
+        weights.norm("attn_q_norm", length=HEAD)
+        weights.matrix("attn_output", NARROW, HEADS * HEAD)
+        weights.plain("layer_output_scale.weight", np.ones(1))
+        for part in ("gate", "up"):
+            weights.matrix(f"ffn_{part}", 96, NARROW)
+        weights.matrix("ffn_down", NARROW, 96)
+        for norm in ("post_attention_norm", "post_ffw_norm"):
+            weights.arrays[f"blk.{number}.{norm}.weight"] *= NOISE
+    values = gemma_sizes(2) | {
+        "embedding_length": NARROW,
+        "embedding_length_out": width,
+        "nextn_predict_layers": 2,
+    }
+    return written(folder / name, "gemma4-assistant", values, weights.arrays)
