@@ -248,8 +248,8 @@ def with_head(
                 f"The head {runtime.head!r} cannot be used with {backend.info.name}: {reason}. "
                 "Give the file of a head that was made for this model, or auto."
             ) from reason
-        note = f"The head that comes with {backend.info.name} cannot be used: {reason}."
-        return HeadInfo("MTP", 0, branches=False, note=note)
+        note = str(reason)
+        return HeadInfo("MTP", 0, branches=False, note=f"{note[:1].upper()}{note[1:]}.")
 
 
 def tried(backend: LlamaCppBackend) -> str:

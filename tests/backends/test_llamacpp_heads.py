@@ -1,0 +1,409 @@
+"""Heads of GGUF models: they are found, guess as the library alone would, and change no text."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends.base import Backend
+from engine.decode import never
+from engine.drafting.base import Drafter
+from engine.drafting.databases import Databases
+from engine.drafting.guarded import Guarded
+from engine.errors import ModelError
+from engine.methods import method_named
+from engine.sampling import Floats
+from engine.settings import Drafting, Runtime, Sampling
+from engine.types import HEAD, Step
+from tests.support.gguf_files import opened_gguf, rewritten, tiny_gguf
+from tests.support.head_files import (
+    assistant_gguf,
+    eagle3_gguf,
+    gemma4_gguf,
+    llama_gguf,
+    qwen35_gguf,
+)
+from tests.support.lossless import (
+    Adversary,
+    assert_lossless,
+    events_of,
+    garbage,
+    generation,
+    tokens_of,
+)
+
+pytestmark = pytest.mark.gguf
+STEPS = 48
+PROMPT = tuple(range(40, 70))
+DRAWS = [(0.0, 0), (0.7, 1), (1.0, 2)]
+KINDS = ("EAGLE-3", "assistant")
+"""Heads with a cache of their own, in a file of their own, and heads that read the model's."""
+
+
+def made(kind: str, folder: Path) -> Path:
+    """The files of a model and its head."""
+    if kind == "EAGLE-3":
+        eagle3_gguf(folder)
+        return llama_gguf(folder)
+    if kind == "assistant":
+        assistant_gguf(folder)
+        return gemma4_gguf(folder)
+    return qwen35_gguf(folder)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {kind: made(kind, tmp_path_factory.mktemp("heads")) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def models(files: dict[str, Path]) -> dict[str, Any]:
+    return {kind: opened_gguf(path) for kind, path in files.items()}
+
+
+@pytest.fixture(params=KINDS)
+def backend(models: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    model = models[request.param]
+    model.reset()
+    yield model
+    model.head.listen(False)
+
+
+def plain(
+    backend: Any, temperature: float, seed: int, prompt: Sequence[int] = PROMPT
+) -> list[Step]:
+    backend.reset()
+    return events_of(backend, prompt, generation(temperature, seed, STEPS))
+
+
+def drafters(backend: Backend, name: str, temperature: float, seed: int) -> list[Drafter]:
+    sampling = Sampling(temperature=temperature, seed=seed)
+    return method_named(name).drafters(Databases(), sampling=sampling, target=backend)
+
+
+def by_head(steps: Sequence[Step]) -> int:
+    """How many tokens the head had right."""
+    return sum(step.accepted.get(HEAD, 0) for step in steps)
+
+
+# What is found.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_found_and_told(
+    files: dict[str, Path], models: dict[str, Any], kind: str
+) -> None:
+    info = models[kind].info.head
+    assert info.drafts and info.depth == 8 and not info.branches and not info.note
+    assert info.name == ("EAGLE-3" if kind == "EAGLE-3" else "MTP")
+    assert info.parameters > 10_000 and info.memory_bytes >= 4 * info.parameters
+    assert info.fingerprint not in ("", models[kind].info.fingerprint)
+
+
+def test_a_head_given_by_hand_is_the_one_found_beside_the_model(
+    files: dict[str, Path], models: dict[str, Any], tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere.gguf"
+    elsewhere.write_bytes(files["EAGLE-3"].with_name("eagle3-attending.gguf").read_bytes())
+    model = opened_gguf(files["EAGLE-3"], head=str(elsewhere))
+    assert model.info.head == models["EAGLE-3"].info.head
+
+
+def test_a_head_that_is_not_wanted_is_left_out(files: dict[str, Path]) -> None:
+    model = opened_gguf(files["EAGLE-3"], head="off")
+    assert model.head is None and model.info.head is None
+
+
+def test_a_model_without_a_head_has_none(tmp_path: Path) -> None:
+    model = opened_gguf(tiny_gguf(tmp_path / "tiny.gguf"))
+    assert model.head is None and model.info.head is None
+
+
+# The text.
+
+
+@pytest.mark.parametrize("name", ["head", "hd+head", "head@3"])
+@pytest.mark.parametrize(("temperature", "seed"), DRAWS)
+def test_the_text_is_the_plain_one(backend: Any, name: str, temperature: float, seed: int) -> None:
+    slow = plain(backend, temperature, seed)
+    backend.reset()
+    fast = events_of(
+        backend,
+        PROMPT,
+        generation(temperature, seed, STEPS),
+        drafters(backend, name, temperature, seed),
+        method_named(name).drafting,
+    )
+    assert_lossless(slow, fast)
+    assert by_head(fast) > 5 and len(fast) < len(slow)
+
+
+@pytest.mark.parametrize(("temperature", "seed"), DRAWS)
+def test_wrong_drafts_beside_the_head_change_nothing(
+    backend: Any, temperature: float, seed: int
+) -> None:
+    slow = plain(backend, temperature, seed)
+    backend.reset()
+    wrong = [*drafters(backend, "head@4", temperature, seed), Adversary(garbage)]
+    fast = events_of(
+        backend, PROMPT, generation(temperature, seed, STEPS), wrong, Drafting(nodes=128)
+    )
+    assert_lossless(slow, fast)
+    assert by_head(fast) > 5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_second_turns(backend: Any, temperature: float) -> None:
+    """In a warm cache, one of them after an edit of what was said."""
+    said: list[int] = []
+    prompt, kept = list(PROMPT), 0
+    for turn in range(4):
+        if turn == 3:
+            prompt = [*prompt[:45], 99, 98, 97]
+        slow = plain(backend, temperature, turn, prompt)
+        backend.reset()
+        if said:
+            events_of(backend, said, generation(temperature, 9, 1))
+        backend.head.listen(True)
+        fast = events_of(
+            backend,
+            prompt,
+            generation(temperature, turn, STEPS),
+            drafters(backend, "head@3", temperature, turn),
+        )
+        assert_lossless(slow, fast)
+        kept += by_head(fast)
+        said = [*prompt, *(token.id for token in tokens_of(fast))]
+        prompt = [*said, 41 + turn, 42, 43]
+    assert kept > 20
+
+
+def test_what_was_stopped_goes_on(backend: Any) -> None:
+    wanted = generation(0.7, 1, STEPS)
+    slow = plain(backend, 0.7, 1)
+    truth = [token.id for token in tokens_of(slow)]
+    for at in (1, 2, 5, 9):
+        left = iter([False] * at + [True] * 99)
+        steps = events_of(
+            backend, PROMPT, wanted, drafters(backend, "head@3", 0.7, 1),
+            cancelled=lambda left=left: next(left),
+        )  # fmt: skip
+        kept = [token.id for token in tokens_of(steps)]
+        assert steps[-1].finish == "cancelled" and kept == truth[: len(kept)]
+        rest = generation(0.7, 1, STEPS - len(kept))
+        more = events_of(backend, [*PROMPT, *kept], rest, drafters(backend, "head@3", 0.7, 1))
+        assert [*kept, *(token.id for token in tokens_of(more))] == truth
+
+
+def test_a_head_that_fails_is_told_and_the_next_answer_has_it_again(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, notices = plain(backend, 0.7, 1), list[str]()
+    shared, count = backend.head.shared, 0
+
+    def failing(code: int) -> None:
+        nonlocal count
+        count += 1
+        if count > 9:
+            raise ModelError("The head failed.")
+
+    for times, expected in ((1, 1), (0, 0)):
+        with monkeypatch.context() as patched:
+            if times:
+                patched.setattr(shared, "check", failing)
+            backend.reset()
+            guarded = [
+                Guarded(each, notices.append) for each in drafters(backend, "head@3", 0.7, 1)
+            ]
+            fast = events_of(backend, PROMPT, generation(0.7, 1, STEPS), guarded)
+        assert_lossless(slow, fast)
+        assert by_head(fast) > 0 and len(notices) == expected
+        notices.clear()
+
+
+# The guesses.
+
+
+def guesses(backend: Any, tokens: Sequence[int], ahead: int = 3) -> list[Floats]:
+    """The logits of a head behind a text and behind the tokens that it finds likeliest there."""
+    guess = backend.head.start(tokens, Sampling(), never)
+    found = [guess.logits]
+    for _ in range(ahead - 1):
+        [guess] = backend.head.extend([0], [int(guess.logits.argmax())])
+        found.append(guess.logits)
+    backend.head.forget()
+    return found
+
+
+def alone(backend: Any, tokens: Sequence[int]) -> list[Floats]:
+    """The same of a model that reads the text from nothing, whose head takes row after row."""
+    rows, backend.head.shared.rows = backend.head.shared.rows, 1
+    try:
+        backend.reset()
+        backend.head.listen(True)
+        backend.prefill(tokens, never)
+        return guesses(backend, tokens)
+    finally:
+        backend.head.shared.rows = rows
+
+
+def same(one: list[Floats], other: list[Floats]) -> bool:
+    return all(np.allclose(*pair, atol=2e-3) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_guesses_as_one_that_reads_all_anew(
+    files: dict[str, Path], models: dict[str, Any], kind: str
+) -> None:
+    """After prompts in chunks, rejections, edits, and answers of branches."""
+    backend, other = models[kind], opened_gguf(files[kind])
+    backend.reset()
+    text = list(PROMPT)
+    for turn in range(3):
+        wrong = [Adversary(garbage), *drafters(backend, "head@3", 0.7, turn)]
+        steps = events_of(backend, text, generation(0.7, turn, STEPS), wrong, Drafting(nodes=60))
+        text += [token.id for token in tokens_of(steps)]
+        backend.head.listen(True)
+        backend.prefill(text, never)
+        here = guesses(backend, text)
+        assert same(here, alone(other, text))
+        assert not same(here, alone(other, [*text[:-2], 5, text[-1]])), "what came before matters"
+        text = [*text[: len(text) - turn], *range(50, 140)]
+
+
+def test_sequences_take_turns(models: dict[str, Any], files: dict[str, Path]) -> None:
+    """Each goes on where it was, though they share the library's caches."""
+    for kind in KINDS:
+        backend, other = models[kind], opened_gguf(files[kind])
+        backend.reset()
+        pair = [backend.open(), backend.open()]
+        texts = [list(PROMPT), [90, *PROMPT[::-1]]]
+        for turn in range(3):
+            for number, each in enumerate(pair):
+                each.head.listen(True)
+                wanted = generation(0.7, turn, 8)
+                steps = events_of(each, texts[number], wanted, drafters(each, "head@2", 0.7, turn))
+                texts[number] += [token.id for token in tokens_of(steps)]
+                assert each.bytes > 0
+        for number, each in enumerate(pair):
+            each.head.listen(True)
+            each.prefill(texts[number], never)
+            assert same(guesses(each, texts[number]), alone(other, texts[number])), kind
+            each.close()
+
+
+def test_a_head_that_did_not_listen_goes_on_behind_the_gap(backend: Any) -> None:
+    """It sees less of the text then, and changes none of it."""
+    slow = plain(backend, 0.7, 1)
+    text = [*PROMPT, *(token.id for token in tokens_of(slow))]
+    backend.reset()
+    events_of(backend, PROMPT, generation(0.7, 1, STEPS))
+    assert len(backend.head.states) == 0, "who is not asked keeps nothing"
+    backend.head.listen(True)
+    backend.prefill(text, never)
+    after = plain(backend, 0.7, 2, text)
+    backend.reset()
+    events_of(backend, PROMPT, generation(0.7, 1, STEPS))
+    fast = events_of(backend, text, generation(0.7, 2, STEPS), drafters(backend, "head@3", 0.7, 2))
+    assert_lossless(after, fast)
+    assert by_head(fast) > 5
+
+
+def test_nothing_is_captured_for_who_does_not_ask(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain(backend, 0.0, 0)
+    assert not backend.head.shared.capturing
+    calls = []
+    monkeypatch.setattr(backend.head.shared, "captured", calls.append)
+    plain(backend, 0.0, 0)
+    assert calls == []
+
+
+# What cannot be used.
+
+
+def test_a_library_without_the_bindings_is_told_and_all_else_works(
+    files: dict[str, Path], models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.heads import llamacpp
+
+    missing = "llama_set_embeddings_layer_inp"
+    hidden = {
+        "llama_hidden" if name == missing else name: how for name, how in llamacpp.SYMBOLS.items()
+    }
+    slow = plain(models["EAGLE-3"], 0.7, 1)
+    monkeypatch.setattr(llamacpp, "SYMBOLS", hidden)
+    model = opened_gguf(files["EAGLE-3"], context_length=256)
+    assert model.head is None and not model.info.head.drafts
+    assert "llama_hidden" in model.info.head.note and "0.3.36" in model.info.head.note
+    fast = events_of(
+        model, PROMPT, generation(0.7, 1, STEPS), method_named("hd").drafters(Databases())
+    )
+    assert_lossless(slow, fast)
+    with pytest.raises(ModelError, match="llama_hidden"):
+        opened_gguf(files["EAGLE-3"], head=str(files["EAGLE-3"].with_name("eagle3-attending.gguf")))
+
+
+Change = Callable[[Path], Path]
+UNFIT: dict[str, tuple[Change, str]] = {
+    "width": (lambda folder: eagle3_gguf(folder, hidden=32), "states of 32 numbers"),
+    "layers": (lambda folder: eagle3_gguf(folder, layers=(0, 1, 9)), "layers [0, 1, 9]"),
+    "behind": (lambda folder: eagle3_gguf(folder, layers=(0, 1, 3)), "states of llama"),
+    "kind": (assistant_gguf, "kind gemma4-assistant"),
+    "tokens": (
+        lambda folder: rewritten(
+            eagle3_gguf(folder, name="source.bin"),
+            folder / "eagle3-other.gguf",
+            {"tokenizer.ggml.tokens": [f"t{number}" for number in range(260)]},
+        ),
+        "another vocabulary",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
+    make, reason = UNFIT[name]
+    head = make(tmp_path)
+    path = llama_gguf(tmp_path)
+    found = opened_gguf(path)
+    assert found.head is None and reason in found.info.head.note and not found.info.head.drafts
+    with pytest.raises(ModelError) as caught:
+        opened_gguf(path, head=str(head))
+    assert reason in str(caught.value) and str(head) in str(caught.value)
+
+
+def test_a_head_file_that_is_damaged_or_not_there(tmp_path: Path) -> None:
+    path = llama_gguf(tmp_path)
+    head = eagle3_gguf(tmp_path)
+    head.write_bytes(head.read_bytes()[:3000])
+    assert "cannot be read" in opened_gguf(path).info.head.note
+    with pytest.raises(ModelError, match="no file"):
+        opened_gguf(path, head=str(tmp_path / "none.gguf"))
+
+
+# Memory, and which files are models.
+
+
+def test_the_memory_of_a_head_is_counted_before_it_is_loaded(files: dict[str, Path]) -> None:
+    from engine.models.load_llamacpp import need
+
+    for kind in KINDS:
+        path = str(files[kind])
+        whole, without = need(path, Runtime()), need(path, Runtime(head="off"))
+        head = opened_gguf(files[kind]).info.head
+        assert whole.weights - without.weights == head.memory_bytes
+        assert whole.cache > without.cache
+
+
+def test_files_of_heads_are_no_models(tmp_path: Path) -> None:
+    from engine.models.format_gguf import Gguf
+    from engine.models.gguf_files import is_model
+
+    head, model = eagle3_gguf(tmp_path), llama_gguf(tmp_path)
+    assert is_model(str(model)) and not is_model(str(head))
+    with pytest.raises(ModelError, match="holds the head of a model"):
+        Gguf().check_files(str(head), (), "")
