@@ -13,7 +13,16 @@ from engine.backends.base import Backend
 from engine.errors import ModelError
 from engine.models import llama_cpp_python
 from engine.models.format import ModelFormat
-from engine.models.gguf_files import ENDING, NO_MODELS, SPLIT, hub_file, is_head, is_model, listed
+from engine.models.gguf_files import (
+    ENDING,
+    NO_MODELS,
+    SPLIT,
+    heads_for,
+    hub_file,
+    is_head,
+    is_model,
+    listed,
+)
 from engine.models.memory import Need
 from engine.settings import Runtime
 
@@ -71,7 +80,8 @@ class Gguf(ModelFormat):
                 raise ModelError(
                     f"The repository {named.repo!r} has no file {part!r}. {listed(files)}"
                 )
-        return named.parts
+        # The head that is made for the file, where the repository has one.
+        return *named.parts, *heads_for(named.file, files)[:1]
 
     def on_hub(self, source: str) -> bool:
         return hub_file(source) is not None

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,20 @@ def is_head(name: str) -> bool:
     """Whether a file holds a head and nothing else, by its name."""
     name = name.lower()
     return name.startswith(HEADS) and name.endswith(ENDING)
+
+
+def heads_for(file: str, names: Iterable[str]) -> list[str]:
+    """Those of some files that may hold a head for a model's, which lie beside it: the one of the
+    most similar name first."""
+    folder, name = os.path.split(file)
+
+    def alike(other: str) -> int:
+        own = os.path.basename(other).lower().partition("-")[2]
+        return len(os.path.commonprefix([own, name.lower()]))
+
+    found = [each for each in names if os.path.dirname(each) == folder]
+    heads = [each for each in found if is_head(os.path.basename(each))]
+    return sorted(heads, key=lambda each: (-alike(each), each))
 
 
 def is_model(path: str) -> bool:

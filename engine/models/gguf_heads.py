@@ -5,7 +5,6 @@ the model's file whose name begins as heads' names do. What is found and cannot 
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
 from engine.heads.llamacpp import DEPTH, ROWS, HeadContext, Kind, LlamaHead, NoHead, bound
 from engine.models.gguf import complaint, context_parameters, metadata, model_parameters, said
-from engine.models.gguf_files import file_fingerprint, is_head
+from engine.models.gguf_files import file_fingerprint, heads_for
 from engine.settings import Runtime, Sampling
 
 NEXTN = "nextn_predict_layers"
@@ -82,9 +81,9 @@ def opened_head(
     if int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0:
         return of_model(model, context, runtime)
     problem: NoHead | None = None
-    for beside in companions(path):
+    for beside in heads_for(str(path), map(str, path.parent.iterdir())):
         try:
-            return of_file(model, context, beside, runtime, fast, weights)
+            return of_file(model, context, Path(beside), runtime, fast, weights)
         except NoHead as found:
             problem = problem or found
     if problem:
@@ -95,18 +94,6 @@ def opened_head(
 def architecture(model: Any) -> str:
     """What the file calls its kind of model."""
     return metadata(model, "general.architecture")
-
-
-def companions(path: Path) -> Iterator[Path]:
-    """Files beside a model's that hold heads by their names, the one of the most similar name
-    first."""
-    found = [item for item in path.parent.iterdir() if is_head(item.name) and item != path]
-    name = path.name.lower()
-
-    def alike(item: Path) -> int:
-        return len(os.path.commonprefix([item.name.lower().partition("-")[2], name]))
-
-    yield from sorted(found, key=lambda item: (-alike(item), item.name))
 
 
 def given(text: str) -> Path:

@@ -172,6 +172,14 @@ def test_every_part_of_a_split_file_comes_and_the_first_is_the_path(hub: Hub) ->
     assert not present(f"some/split:{PARTS[0]}")
 
 
+def test_the_head_that_is_made_for_a_file_comes_with_it(hub: Hub) -> None:
+    names = ("big-Q4.gguf", "big-F16.gguf", "mtp-big-F16.gguf", "mtp-small.gguf", "eagle3-x.gguf")
+    hub.repos["some/headed"] = {**dict.fromkeys(names, GGUF), "old/mtp-big-Q4.gguf": GGUF}
+    path = get("some/headed:big-Q4.gguf")
+    assert path.name == "big-Q4.gguf"
+    assert {each.name for each in path.parent.iterdir()} == {"big-Q4.gguf", "mtp-big-F16.gguf"}
+
+
 def test_of_a_transformers_repository_comes_what_loading_needs(hub: Hub) -> None:
     watch = Watch()
     folder = get("some/model", watch)
