@@ -1,8 +1,11 @@
 """Heads of GGUF models: they are found, guess as the library alone would, and change no text."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from engine.drafting.databases import Databases
 from engine.drafting.guarded import Guarded
 from engine.errors import ModelError
 from engine.methods import method_named
+from engine.models.loaders import load
 from engine.sampling import Floats
 from engine.settings import Drafting, Runtime, Sampling
 from engine.types import HEAD, Step
@@ -38,8 +42,17 @@ pytestmark = pytest.mark.gguf
 STEPS = 48
 PROMPT = tuple(range(40, 70))
 DRAWS = [(0.0, 0), (0.7, 1), (1.0, 2)]
-KINDS = ("EAGLE-3", "assistant")
-"""Heads with a cache of their own, in a file of their own, and heads that read the model's."""
+BESIDE = ("EAGLE-3", "assistant")
+"""Heads in files of their own: one with a cache of its own, one that reads the model's."""
+KINDS = (*BESIDE, "MTP", "MTP, marks")
+"""The last two are in the file of a model that keeps a state: it goes back by snapshots of that, or
+reads again behind marks."""
+
+
+def opened(kind: str, path: Path, **settings: Any) -> Any:
+    """The model of a kind, with what the library needs to go back."""
+    with patch("engine.models.probe.SNAPSHOTS", 0 if kind == "MTP, marks" else 8):
+        return opened_gguf(path, **settings)
 
 
 def made(kind: str, folder: Path) -> Path:
@@ -60,7 +73,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def models(files: dict[str, Path]) -> dict[str, Any]:
-    return {kind: opened_gguf(path) for kind, path in files.items()}
+    return {kind: opened(kind, path) for kind, path in files.items()}
 
 
 @pytest.fixture(params=KINDS)
@@ -98,7 +111,11 @@ def test_a_head_is_found_and_told(
     info = models[kind].info.head
     assert info.drafts and info.depth == 8 and not info.branches and not info.note
     assert info.name == ("EAGLE-3" if kind == "EAGLE-3" else "MTP")
-    assert info.parameters > 10_000 and info.memory_bytes >= 4 * info.parameters
+    if kind in BESIDE:
+        assert info.parameters > 10_000 and info.memory_bytes >= 4 * info.parameters
+    else:
+        assert info.memory_bytes == 0, "they are among the model's"
+        assert (models[kind].snapshots == 0) == (kind == "MTP, marks")
     assert info.fingerprint not in ("", models[kind].info.fingerprint)
 
 
@@ -258,7 +275,7 @@ def test_a_head_guesses_as_one_that_reads_all_anew(
     files: dict[str, Path], models: dict[str, Any], kind: str
 ) -> None:
     """After prompts in chunks, rejections, edits, and answers of branches."""
-    backend, other = models[kind], opened_gguf(files[kind])
+    backend, other = models[kind], opened(kind, files[kind])
     backend.reset()
     text = list(PROMPT)
     for turn in range(3):
@@ -276,7 +293,7 @@ def test_a_head_guesses_as_one_that_reads_all_anew(
 def test_sequences_take_turns(models: dict[str, Any], files: dict[str, Path]) -> None:
     """Each goes on where it was, though they share the library's caches."""
     for kind in KINDS:
-        backend, other = models[kind], opened_gguf(files[kind])
+        backend, other = models[kind], opened(kind, files[kind])
         backend.reset()
         pair = [backend.open(), backend.open()]
         texts = [list(PROMPT), [90, *PROMPT[::-1]]]
@@ -385,17 +402,41 @@ def test_a_head_file_that_is_damaged_or_not_there(tmp_path: Path) -> None:
         opened_gguf(path, head=str(tmp_path / "none.gguf"))
 
 
+def test_a_head_that_ends_the_process_costs_nothing_but_itself(
+    files: dict[str, Path], models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that tries files dies over it, and tries the file again without it."""
+    from engine.models import probe
+
+    asked: list[str] = []
+    real = probe.run
+
+    def dying(module: str, path: str, settings: str, seconds: float) -> Any:
+        asked.append(json.loads(settings)["head"])
+        if asked[-1] != "off":
+            return CompletedProcess([], -6, b"", b"")
+        return real(module, path, settings, seconds=seconds)
+
+    monkeypatch.setattr(probe, "run", dying)
+    slow = plain(models["MTP"], 0.7, 1)
+    model: Any = load(str(files["MTP"]), Runtime(threads=1, context_length=256))
+    assert asked == ["auto", "off"]
+    assert model.head is None and "gave up" in model.info.head.note
+    assert_lossless(slow, plain(model, 0.7, 1))
+
+
 # Memory, and which files are models.
 
 
-def test_the_memory_of_a_head_is_counted_before_it_is_loaded(files: dict[str, Path]) -> None:
+def test_the_memory_of_a_head_is_counted_before_it_is_loaded(
+    files: dict[str, Path], models: dict[str, Any]
+) -> None:
     from engine.models.load_llamacpp import need
 
-    for kind in KINDS:
+    for kind in (*BESIDE, "MTP"):
         path = str(files[kind])
         whole, without = need(path, Runtime()), need(path, Runtime(head="off"))
-        head = opened_gguf(files[kind]).info.head
-        assert whole.weights - without.weights == head.memory_bytes
+        assert whole.weights - without.weights == models[kind].info.head.memory_bytes
         assert whole.cache > without.cache
 
 
