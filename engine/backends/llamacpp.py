@@ -238,9 +238,11 @@ class LlamaCppBackend:
 
     @property
     def bytes(self) -> int:
-        if self.shared.holder() is self:
-            return self.size() if self.cached else 0
-        return len(self.parked or ())
+        if not self.cached:
+            return 0
+        holds = self.shared.holder() is self
+        head = self.head.size(holds) if self.head else 0
+        return head + (self.size() if holds else len(self.parked or ()))
 
     def size(self) -> int:
         """Bytes that the decided tokens take in the library's cache."""

@@ -274,10 +274,13 @@ class LlamaHead:
         """The place behind the last token whose state is known."""
         return self.first + len(self.states)
 
-    @property
-    def bytes(self) -> int:
-        """What it keeps of its sequence outside of the library."""
-        return len(self.parked or ()) + int(self.states.nbytes)
+    def size(self, holds: bool) -> int:
+        """The bytes that it takes for its sequence, which `holds` the caches or is parked."""
+        if holds and not self.shared.kind.shared:
+            cached = int(llama_cpp.llama_state_seq_get_size(self.shared.context, 0))
+        else:
+            cached = len(self.parked or ())
+        return cached + int(self.states.nbytes)
 
     # What the backend tells.
 
@@ -287,10 +290,13 @@ class LlamaHead:
 
     def take(self, start: int, rows: Sequence[int]) -> None:
         """These rows of the model's last forward are the decided tokens from place `start` on."""
-        if not self.on:
+        if self.states.size and start < self.known:
+            # Some were read once more: their states are the same.
+            rows, start = rows[self.known - start :], self.known
+        if not self.on or not rows:
             return
         found = self.shared.captured(rows)
-        if not len(self.states) or start != self.known:
+        if not self.states.size or start != self.known:
             found = self.across(start, found)
         self.states = np.vstack([self.states, found])
         if self.shared.kind.shared:
@@ -363,7 +369,7 @@ class LlamaHead:
         assert owner is not None, "a head is asked by its backend"
         owner.enter()
         self.keep(length - 1)
-        if not len(self.states) or self.known != length - 1:
+        if not self.states.size or self.known != length - 1:
             return None
         if self.shared.kind.shared:
             owner.lead_first()

@@ -328,6 +328,28 @@ def test_a_head_that_did_not_listen_goes_on_behind_the_gap(backend: Any) -> None
     assert by_head(fast) > 5
 
 
+def test_tokens_that_are_read_once_more_change_nothing(backend: Any) -> None:
+    """A model that keeps a state reads some again where it could not go back to their end."""
+    events_of(backend, PROMPT, generation(0.7, 1, 9), drafters(backend, "head@2", 0.7, 1))
+    head = backend.head
+    head.listen(True)
+    before = head.begin, head.fed, head.first, head.states.tolist()
+    head.take(head.known - 2, [0, 0])
+    assert before == (head.begin, head.fed, head.first, head.states.tolist())
+
+
+def test_what_a_head_takes_for_a_conversation_is_told(backend: Any) -> None:
+    events_of(backend, PROMPT, generation(0.7, 1, 9), drafters(backend, "head@2", 0.7, 1))
+    here, head = backend.bytes, backend.head.size(holds=True)
+    assert 0 < head < here
+    other = backend.open()
+    events_of(other, PROMPT, generation(0.7, 1, 9))
+    assert backend.bytes == pytest.approx(here, rel=0.5)
+    other.close()
+    backend.close()
+    assert backend.bytes == other.bytes == 0
+
+
 def test_nothing_is_captured_for_who_does_not_ask(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
