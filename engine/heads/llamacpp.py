@@ -18,7 +18,7 @@ the gap: the head then knows less of the text, and guesses worse.
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -36,6 +36,8 @@ DEPTH = 8
 """Tokens that one head guesses in a row, from its own states. What that is worth is measured."""
 ROWS = 64
 """Rows of a head that are computed at a time. Some compute the logits of all of them."""
+WIDTH = 8
+"""Nodes of one level that are computed at a time."""
 FEW = 8
 """Rows that are computed together with the one that guesses, where logits of all are computed."""
 FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -136,7 +138,7 @@ class HeadContext:
     head, the arrays of its rows, and what is read of `target`, the model's context.
 
     `own` is the head's model, where it has a file of its own. `keep` must live as long as this
-    does. Rows belong to sequence 0. What fails raises ModelError.
+    does. Rows of decided tokens belong to sequence 0. What fails raises ModelError.
     """
 
     def __init__(self, kind: Kind, target: Any, context: Any, own: Any, keep: object) -> None:
@@ -150,14 +152,15 @@ class HeadContext:
         self.inner = llama_cpp.llama_model_n_embd(own) if kind.layers else self.width
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(served))
         self.capturing = False
+        self.copies = set[int]()
+        """Sequences beside the first that hold rows."""
         self.rows = rows = min(ROWS, llama_cpp.llama_n_batch(context))
         self.tokens: Any = (ctypes.c_int32 * rows)()
         self.places: Any = (ctypes.c_int32 * rows)()
         self.counts: Any = (ctypes.c_int32 * rows)(*[1] * rows)
         self.wanted: Any = (ctypes.c_int8 * rows)()
-        self.sequence: Any = ctypes.c_int32(0)
-        first = ctypes.addressof(self.sequence)
-        self.sequences: Any = (ctypes.c_size_t * rows)(*[first] * rows)
+        self.numbers: Any = (ctypes.c_int32 * (WIDTH + 1))(*range(WIDTH + 1))
+        self.sequences: Any = (ctypes.c_size_t * rows)()
         self.library.llama_set_embeddings_nextn(context, True, kind.cropped)
 
     @property
@@ -187,11 +190,20 @@ class HeadContext:
             parts.append(np.ctypeslib.as_array(found, (max(rows) + 1, self.width))[list(rows)])
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
-    def batch(self, states: Floats, place: int, tokens: Sequence[int] = ()) -> Any:
-        """Rows of these states from `place` on, with their tokens where they have some."""
-        rows = len(states)
+    def batch(
+        self,
+        states: Floats,
+        places: Sequence[int],
+        tokens: Sequence[int] = (),
+        sequences: Sequence[int] = (),
+    ) -> Any:
+        """Rows of these states at these places, of sequence 0 unless others are given; with their
+        tokens, where they have some."""
+        rows, first = len(states), ctypes.addressof(self.numbers)
+        step = ctypes.sizeof(ctypes.c_int32)
         self.tokens[: len(tokens)] = tokens
-        self.places[:rows] = range(place, place + rows)
+        self.places[:rows] = places
+        self.sequences[:rows] = [first + step * number for number in sequences or [0] * rows]
         return llama_cpp.llama_batch(
             n_tokens=rows,
             token=self.tokens if tokens else None,
@@ -202,21 +214,32 @@ class HeadContext:
             logits=self.wanted,
         )
 
-    def fused(self, states: Floats, place: int) -> Floats:
-        """What rows from `place` on take of the model's states; shape (rows, inner)."""
+    def fused(self, states: Floats, places: Sequence[int]) -> Floats:
+        """What rows at these places take of the model's states; shape (rows, inner)."""
         if not self.kind.layers:
             return states
         rows = len(states)
         self.wanted[:rows] = [True] * rows
-        self.check(llama_cpp.llama_encode(self.context, self.batch(states, place)))
+        self.check(llama_cpp.llama_encode(self.context, self.batch(states, places)))
         found = self.library.llama_get_embeddings_nextn(self.context)
         return np.ctypeslib.as_array(found, (rows, self.inner)).copy()
 
-    def compute(self, states: Floats, place: int, tokens: Sequence[int], guess: bool) -> None:
-        """Compute rows from `place` on; `guess` says whether the last one's logits are wanted."""
+    def compute(
+        self, states: Floats, places: Sequence[int], tokens: Sequence[int], guess: bool
+    ) -> None:
+        """Compute rows of decided tokens; `guess` says whether the last one's logits are wanted."""
         rows = len(tokens)
         self.wanted[:rows] = [guess and self.kind.whole] * (rows - 1) + [guess]
-        self.check(llama_cpp.llama_decode(self.context, self.batch(states, place, tokens)))
+        self.check(llama_cpp.llama_decode(self.context, self.batch(states, places, tokens)))
+
+    def branch(
+        self, states: Floats, place: int, tokens: Sequence[int], sequences: Sequence[int]
+    ) -> None:
+        """Compute rows that all stand at one place, each of a sequence; all logits are wanted."""
+        rows = len(tokens)
+        self.wanted[:rows] = [True] * rows
+        batch = self.batch(states, [place] * rows, tokens, sequences)
+        self.check(llama_cpp.llama_decode(self.context, batch))
 
     def check(self, code: int) -> None:
         """Raise ModelError for a forward that failed."""
@@ -235,7 +258,19 @@ class HeadContext:
     def remove(self, start: int) -> None:
         """Drop the rows from a place on. The model's own cache is left alone."""
         if not self.kind.shared:
-            llama_cpp.llama_memory_seq_rm(self.memory, 0, start, -1)
+            llama_cpp.llama_memory_seq_rm(self.memory, -1, start, -1)
+
+    def join(self) -> None:
+        """Have sequence 0 alone hold rows."""
+        for number in self.copies:
+            llama_cpp.llama_memory_seq_rm(self.memory, number, -1, -1)
+        self.copies.clear()
+
+    def split(self, source: int, number: int) -> None:
+        """Have a sequence hold what another one holds."""
+        self.copies.add(number)
+        llama_cpp.llama_memory_seq_rm(self.memory, number, -1, -1)
+        llama_cpp.llama_memory_seq_cp(self.memory, source, number, -1, -1)
 
 
 class Serving(Protocol):
@@ -265,6 +300,7 @@ class LlamaHead:
         """Nothing is known, and no row counts any more."""
         self.begin = self.fed = 1
         self.first = self.depth = 0
+        self.branches = [0]
         self.states: Floats = np.zeros((0, self.shared.features), np.float32)
         self.leading: Floats | None = None
         self.parked: Any = None
@@ -383,25 +419,48 @@ class LlamaHead:
             return None
         last = length - 1 - self.fed
         self.feed(tokens, length, guess=True)
-        self.depth = 1
-        return self.lead(last)
+        self.depth, self.branches = 1, [0]
+        return self.lead([last])[0]
 
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
-        assert self.leading is not None and list(parents) == [0], "a chain goes on from its end"
-        # Where the model's cache is read, all rows stand where that ends.
-        place = self.fed - 1 + (0 if self.shared.kind.shared else self.depth)
-        self.shared.compute(self.leading, place, tokens, guess=True)
+        assert self.leading is not None, "extend follows start"
+        assert len(tokens) <= (WIDTH if self.info.branches else 1), "so many nodes at most"
+        shared = self.shared
+        # Where the model's cache is read, nothing is added to it: all rows stand where that ends.
+        apart = not shared.kind.shared
+        self.branches = self.parted(parents) if apart else [0] * len(parents)
+        place = self.fed - 1 + (self.depth if apart else 0)
+        shared.branch(self.leading[list(parents)], place, tokens, self.branches)
         self.depth += 1
-        return [self.lead(0)]
+        return self.lead(range(len(tokens)))
 
-    def lead(self, row: int) -> LogitGuess:
-        """What the row that was computed last says; the chain goes on from it."""
-        guess, self.leading = self.shared.guess(row)
-        return guess
+    def parted(self, parents: Sequence[int]) -> list[int]:
+        """A sequence for each child of these nodes: its parent's, or a copy for all but the first.
+
+        Sequence 0 is nobody's copy, as the decided rows stay in it.
+        """
+        kept = {self.branches[parent] for parent in parents}
+        free = iter([number for number in range(1, WIDTH + 1) if number not in kept])
+        found: list[int] = []
+        for parent in parents:
+            number = self.branches[parent]
+            if number in found:
+                source, number = number, next(free)
+                self.shared.split(source, number)
+            found.append(number)
+        return found
+
+    def lead(self, rows: Iterable[int]) -> list[LogitGuess]:
+        """What rows that were computed last say; the next level goes on from them."""
+        found = [self.shared.guess(row) for row in rows]
+        self.leading = np.vstack([state for _, state in found])
+        return [guess for guess, _ in found]
 
     def forget(self) -> None:
         self.leading, self.depth = None, 0
+        self.branches = [0]
         self.shared.remove(self.fed)
+        self.shared.join()
 
     def feed(self, tokens: Sequence[int], end: int, guess: bool = False) -> None:
         """Compute the rows up to place `end`, the last one's logits where it is to `guess`.
@@ -411,8 +470,9 @@ class LlamaHead:
         start = self.fed
         states = self.states[start - 1 - self.first : end - 1 - self.first]
         try:
-            fused = self.shared.fused(states, start)
-            self.shared.compute(fused, start, tokens[start:end], guess)
+            places = range(start, end)
+            fused = self.shared.fused(states, places)
+            self.shared.compute(fused, places, tokens[start:end], guess)
         except ModelError:
             self.reset()
             raise

@@ -16,7 +16,7 @@ from engine.backends.llamacpp import LlamaCppBackend
 from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
-from engine.heads.llamacpp import DEPTH, ROWS, HeadContext, Kind, LlamaHead, NoHead, bound
+from engine.heads.llamacpp import DEPTH, ROWS, WIDTH, HeadContext, Kind, LlamaHead, NoHead, bound
 from engine.models.gguf import complaint, context_parameters, metadata, model_parameters, said
 from engine.models.gguf_files import file_fingerprint, heads_for
 from engine.settings import Runtime, Sampling
@@ -183,8 +183,10 @@ def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
     parameters = context_parameters(llama_cpp.llama_get_model(target), runtime)
     parameters.n_ctx = llama_cpp.llama_n_ctx(target)
     parameters.n_batch = parameters.n_ubatch = ROWS
-    parameters.n_outputs_max = ROWS if kind.whole else 1
-    parameters.n_seq_max = 1
+    # As the model verifies branches, or chains alone.
+    branches = 1 if llama_cpp.llama_n_seq_max(target) == 1 else WIDTH + 1
+    parameters.n_seq_max = 1 if kind.shared else branches
+    parameters.n_outputs_max = ROWS if kind.whole else branches
     parameters.n_rs_seq = 0
     if not kind.layers:
         parameters.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
@@ -219,7 +221,7 @@ def with_head(
         info = HeadInfo(
             found.kind.name,
             DEPTH,
-            branches=False,
+            branches=backend.info.leaves != 1,
             parameters=found.parameters,
             memory_bytes=found.weights,
             fingerprint=digest([named, found.kind.name]),

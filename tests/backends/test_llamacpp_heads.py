@@ -109,7 +109,8 @@ def test_a_head_is_found_and_told(
     files: dict[str, Path], models: dict[str, Any], kind: str
 ) -> None:
     info = models[kind].info.head
-    assert info.drafts and info.depth == 8 and not info.branches and not info.note
+    assert info.drafts and info.depth == 8 and not info.note
+    assert info.branches == (kind in BESIDE), "as its model verifies branches, or chains"
     assert info.name == ("EAGLE-3" if kind == "EAGLE-3" else "MTP")
     if kind in BESIDE:
         assert info.parameters > 10_000 and info.memory_bytes >= 4 * info.parameters
@@ -288,6 +289,34 @@ def test_a_head_guesses_as_one_that_reads_all_anew(
         assert same(here, alone(other, text))
         assert not same(here, alone(other, [*text[:-2], 5, text[-1]])), "what came before matters"
         text = [*text[: len(text) - turn], *range(50, 140)]
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_branches_are_guessed_as_chains_are(models: dict[str, Any], kind: str) -> None:
+    """Whichever nodes go on, and however many of them."""
+    backend = models[kind]
+    backend.reset()
+    head, paths = backend.head, [(0, 5), (0, 6), (0, 7), (1, 8), (0, 9), (1, 9), (1, 5), (0, 4)]
+    head.listen(True)
+    backend.prefill(PROMPT, never)
+    head.start(PROMPT, Sampling(), never)
+    first = head.extend([0] * 8, [10, 11, 12, 13, 14, 15, 16, 17])
+    second = head.extend([3, 3, 0, 7, 3], [20, 21, 22, 23, 24])
+    third = head.extend([parent for parent, _ in paths], [token for _, token in paths])
+    head.forget()
+
+    def chained(*tokens: int) -> Floats:
+        head.start(PROMPT, Sampling(), never)
+        [*_, last] = [head.extend([0], [token])[0] for token in tokens]
+        head.forget()
+        return last.logits
+
+    behind = {0: (13, 20), 1: (13, 21)}
+    expected = [chained(number) for number in range(10, 18)]
+    expected += [chained(*path) for path in ((13, 20), (13, 21), (10, 22), (17, 23), (13, 24))]
+    expected += [chained(*behind[parent], token) for parent, token in paths]
+    assert same([guess.logits for guess in (*first, *second, *third)], expected)
+    assert not same([first[0].logits], [first[1].logits])
 
 
 def test_sequences_take_turns(models: dict[str, Any], files: dict[str, Path]) -> None:
