@@ -129,6 +129,23 @@ def test_a_head_given_by_hand_is_the_one_found_beside_the_model(
     assert model.info.head == models["EAGLE-3"].info.head
 
 
+@pytest.mark.parametrize("known", [None, 200])
+def test_an_eagle3_head_that_shares_the_output_or_says_a_part_of_the_tokens(
+    models: dict[str, Any], tmp_path: Path, known: int | None
+) -> None:
+    eagle3_gguf(tmp_path, known=known, own=known is not None)
+    model, other = opened_gguf(llama_gguf(tmp_path)), models["EAGLE-3"]
+    here, there = alone(model, PROMPT), alone(other, PROMPT)
+    if known is None:
+        assert same(here, there)
+    else:
+        assert np.allclose(here[0][:known], there[0][:known], atol=2e-3)
+        assert np.all(here[0][known:] == -np.inf)
+    fast = events_of(model, PROMPT, generation(0.7, 1, STEPS), drafters(model, "hd+head", 0.7, 1))
+    assert_lossless(plain(other, 0.7, 1), fast)
+    assert by_head(fast) > 5
+
+
 def test_a_head_that_is_not_wanted_is_left_out(files: dict[str, Path]) -> None:
     model = opened_gguf(files["EAGLE-3"], head="off")
     assert model.head is None and model.info.head is None

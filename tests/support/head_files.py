@@ -120,10 +120,11 @@ def eagle3_gguf(
     layers: tuple[int, ...] = (0, 1, 2),
     known: int | None = None,
     hidden: int = WIDTH,
+    own: bool = True,
     name: str = "eagle3-attending.gguf",
 ) -> Path:
     """An EAGLE-3 head for llama_gguf(), which reads these layers; `known` is how many tokens it
-    can say, all unless given.
+    can say, all unless given. It has an output of its `own`, or takes the model's.
 
     It attends to the token that it stands at, and takes its embedding over.
     """
@@ -133,19 +134,20 @@ def eagle3_gguf(
     weights.layer(0)
     weights.norm("attn_norm", "attn_norm_2", "ffn_norm")
     weights.forward()
-    own, nothing = np.eye(WIDTH), np.zeros((WIDTH, WIDTH))
+    whole, nothing = np.eye(WIDTH), np.zeros((WIDTH, WIDTH))
     first = np.eye(HEADS * HEAD, WIDTH)
     weights.plain("attn_q.weight", np.hstack([3 * first, 0 * first]))
     weights.plain("attn_k.weight", np.hstack([3 * first, 0 * first]))
-    weights.plain("attn_v.weight", np.hstack([own, nothing]))
-    weights.plain("attn_output.weight", own)
+    weights.plain("attn_v.weight", np.hstack([whole, nothing]))
+    weights.plain("attn_output.weight", whole)
     weights.arrays["blk.0.ffn_down.weight"] *= NOISE
     arrays = weights.arrays
     output = following()["output.weight"]
     if known is not None:
         arrays["d2t"] = np.arange(known, dtype=np.int64)
         output = output[:known]
-    arrays["output.weight"] = output
+    if own:
+        arrays["output.weight"] = output
     values = sizes(1) | {
         "attention.head_count_kv": HEADS,
         "target_layers": list(layers),
