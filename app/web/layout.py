@@ -10,6 +10,7 @@ from gradio.blocks import Block
 
 from app.service.session import Session
 from app.web import colors, guide
+from app.web.gradio_status import KEEP_NO_STATUS
 from app.web.gradio_timers import STOP_CLOCKS
 from app.web.stack_html import millions
 from app.web.tabs import (
@@ -249,7 +250,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             benchmark.wire(session, measured, controls, memory)
         wait = waiting(session, head, notices, talk.box, waited)
         wire_page(session, blocks, memory, current, (follow, begin, refresh, opening, wait))
-        for once in (RESTORE_THEME, STOP_CLOCKS):
+        for once in (RESTORE_THEME, KEEP_NO_STATUS, STOP_CLOCKS):
             blocks.load(None, js=once, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
         leave.click(None, js=LOG_OUT, **AT_ONCE)

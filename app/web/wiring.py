@@ -31,8 +31,13 @@ class Event(NamedTuple):
 
 
 # Gradio's own arguments, of many types.
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-"""An event that shows no spinner."""
+QUIET: dict[str, Any] = {
+    "api_visibility": "private",
+    "show_progress": "hidden",
+    "show_progress_on": (),
+}
+"""An event that shows no spinner, and on no component: the page keeps account of those that have
+one (app/web/gradio_status.py)."""
 AT_ONCE: dict[str, Any] = {**QUIET, "concurrency_limit": None}
 """An event that waits for no other. (Without any queue it could not show notices.)"""
 

@@ -102,6 +102,13 @@ def test_a_model_that_decodes_plainly_has_nothing_to_measure(db: Database) -> No
     )
 
 
+def test_no_event_shows_progress_on_a_component(session: Session) -> None:
+    """The page keeps account of each component that one is shown on."""
+    events = made(lambda: layout.build(session)).get_config_file()["dependencies"]
+    shown = [each for each in events if each["show_progress_on"] != [] and each["outputs"]]
+    assert events and shown == []
+
+
 @pytest.fixture
 def controls(session: Session) -> settings.Controls:
     def build() -> settings.Controls:
