@@ -3,9 +3,11 @@
 Starts the program on a fresh data directory, opens its page in headless Chromium, and asks for an
 answer to each prompt twice, in rotated order: on the page, and in a process of its own where nobody
 looks on. Both take the tokens per second of decoding from the run that was stored. While the page
-streams, the times of its processes and the bytes that reach it are counted; a long conversation
-shows what a page does at length, and some quiet seconds what it does at rest. Each figure stands
-beside its bar. All processes share this machine, so leave it to them alone.
+streams, the times of its processes are counted, and until it has settled the bytes that reach it,
+headers included. A long conversation shows what a page does at length, some quiet seconds what it
+does at rest, and some visits what a page takes that the browser has seen before. Each figure stands
+beside its bar. An answer costs something at its ends as well, which is most of a short or a fast
+one, so costs are told per answer, too. All processes share this machine: leave it to them alone.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -53,7 +56,7 @@ from storage.statistics import open_table
 from storage.traces import Trace, Traces
 
 if TYPE_CHECKING:  # it may be missing
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 ROOT = ASSETS.parent
 OWNER = "local"
@@ -61,26 +64,38 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
 PATIENCE_MS = 180_000
 SETTLE_SECONDS, IDLE_SECONDS = 12.0, 10.0
+AFTER_SECONDS = 1.5
+"""What an answer costs is counted for so long behind its end: the list is drawn anew then."""
 LONG_TASKS = """window.long_tasks = [];
 new PerformanceObserver((list) => {
   for (const task of list.getEntries()) window.long_tasks.push(task.duration);
 }).observe({ type: "longtask", buffered: true });"""
 """The browser reports every task above 50 ms."""
+USABLE = """window.usable = 0;
+const look = new MutationObserver(() => {
+  const box = document.querySelector("#box textarea");
+  if (!box || box.disabled) return;
+  window.usable = performance.now();
+  look.disconnect();
+});
+look.observe(document, { childList: true, subtree: true });"""
+"""Notes when the composer takes words."""
+PAINTED = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
 PROMPTS = (
-    ("Write a story about a fox who learns to read, then tell it again in other words.", 2),
-    ("Tell me everything about a garden through the four seasons.", 3),
+    ("Write a story about a fox who learns to read, then tell it again in other words.", 40),
+    ("Tell me everything about a garden through the four seasons.", 46),
     (
         "Tell a long story about a lost key and the girl who looks for it in every room of an old "
         "house.",
-        4,
+        42,
     ),
     (
         "Write the diary of a traveller who crosses the mountains in ten days, one entry for each "
         "day.",
-        5,
+        30,
     ),
 )
-"""Questions with seeds to which the embedded model says much."""
+"""Questions with seeds to which the embedded model says 400 to 490 tokens."""
 MOST_LONG = 3
 """Answers that are asked for in the long conversation."""
 LONG, WRITTEN = "A long conversation", "Page {}"
@@ -115,6 +130,9 @@ BARS = {
     "long_tasks": Bar("tasks above 50 ms at length", 0, shown="{:.0f}"),
     "idle_share": Bar("server and engine at rest, of a core", 0.01, shown="{:.4f}"),
     "start_seconds": Bar("seconds from the command to a page that is drawn", 3),
+    "paint_seconds": Bar("seconds to the first paint of a page seen before", 0.5),
+    "usable_seconds": Bar("seconds until its composer can be used", 1.5),
+    "visit_bytes": Bar("bytes received for it", 400_000, shown="{:,.0f}"),
 }
 
 
@@ -144,8 +162,69 @@ class Streamed:
     speed: float
     seconds: float
     shares: Shares
-    received: int
+    work: Shares
+    """Seconds of processor time, until the page has settled."""
+    streamed: int
+    """Bytes of the answer's own stream."""
+    around: int
+    """Bytes of all else: what is sent at its ends."""
     long_tasks: list[float] = field(default_factory=list)
+
+    @property
+    def received(self) -> int:
+        """All bytes that came."""
+        return self.streamed + self.around
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A page that the browser has seen before, opened once more: seconds, and bytes received."""
+
+    painted: float
+    usable: float
+    received: int
+
+
+class Wire:
+    """The bytes of responses, headers included, as the browser tells of them in its events."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, str] = {}
+        self.bytes = Counter[str]()
+
+    def asked(self, event: Record) -> None:
+        """A request began."""
+        self.addresses[event["requestId"]] = event["request"]["url"]
+
+    def begun(self, event: Record) -> None:
+        """The headers of its response are there."""
+        self.bytes[event["requestId"]] = int(event["response"]["encodedDataLength"])
+
+    def more(self, event: Record) -> None:
+        """More of it came."""
+        self.bytes[event["requestId"]] += int(event["encodedDataLength"])
+
+    def ended(self, event: Record) -> None:
+        """All of it came; none, where it was in the browser's cache."""
+        self.bytes[event["requestId"]] = int(event["encodedDataLength"])
+
+    def received(self, stream: bool) -> int:
+        """The bytes of streams of answers, or of all other responses."""
+        found = self.bytes.items()
+        return sum(n for name, n in found if ("/stream/" in self.addresses.get(name, "")) is stream)
+
+
+@contextmanager
+def listening(page: "Page") -> Iterator[Wire]:
+    """What reaches a page."""
+    wire, session = Wire(), page.context.new_cdp_session(page)
+    session.on("Network.requestWillBeSent", wire.asked)
+    session.on("Network.responseReceived", wire.begun)
+    session.on("Network.dataReceived", wire.more)
+    session.on("Network.loadingFinished", wire.ended)
+    session.send("Network.enable")
+    yield wire
+    session.detach()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -305,13 +384,15 @@ def measured(
 ) -> Record:
     """All that is measured with one program: answers in both ways, long ones, and rest."""
     asked = asked_of(options)
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.set_default_timeout(PATIENCE_MS)
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
     page.add_init_script(LONG_TASKS)
     with Database(program.folder / "strata.db") as database, Alone(alone, options) as other:
         write(database, options, asked)
         page.goto(program.url)
         wait_for_model(page)
+        visits = [visit(context, program) for _ in range(options.starts)]
         answers: list[Streamed] = []
         alike: list[tuple[float, float]] = []
         for number, (text, _) in enumerate(asked):
@@ -326,8 +407,8 @@ def measured(
         wait_for_model(page)
         long = [stream(page, program, database, LONG, text) for text, _ in PROMPTS[:MOST_LONG]]
         rest = at_rest(program)
-        page.close()
-    return figures(answers, alike, long, rest)
+    context.close()
+    return figures(answers, alike, long, rest) | visited(visits)
 
 
 def asked_of(options: argparse.Namespace) -> list[tuple[str, int]]:
@@ -372,27 +453,50 @@ def stream(page: "Page", program: Program, database: Database, title: str, text:
     """Ask on the page, in the conversation of that title, and count until the answer ends."""
     page.locator("#conversations .title", has_text=title).first.click()
     page.wait_for_timeout(3000)
-    wire = page.context.new_cdp_session(page)
-    received: list[int] = []
-    wire.send("Network.enable")
-    wire.on("Network.dataReceived", lambda data: received.append(size_of(data)))
     page.evaluate("() => { window.long_tasks = [] }")
     page.fill("#box textarea", text)
-    before, began = program.taken(), time.perf_counter()
-    page.press("#box textarea", "Enter")
-    page.wait_for_selector("#stop", state="visible")
-    page.wait_for_selector("#send", state="visible")
-    seconds = time.perf_counter() - began
-    shares = program.taken().since(before, seconds)
-    long_tasks = page.evaluate("() => window.long_tasks")
-    wire.detach()
+    with listening(page) as wire:
+        before, began = program.taken(), time.perf_counter()
+        page.press("#box textarea", "Enter")
+        page.wait_for_selector("#stop", state="visible")
+        page.wait_for_selector("#send", state="visible")
+        seconds = time.perf_counter() - began
+        shares = program.taken().since(before, seconds)
+        page.wait_for_timeout(1000 * AFTER_SECONDS)
+        work = program.taken().since(before, 1)
     done = last_run(database)
-    return Streamed(done.emitted_tokens, speed(done), seconds, shares, sum(received), long_tasks)
+    return Streamed(
+        tokens=done.emitted_tokens,
+        speed=speed(done),
+        seconds=seconds,
+        shares=shares,
+        work=work,
+        streamed=wire.received(stream=True),
+        around=wire.received(stream=False),
+        long_tasks=page.evaluate("() => window.long_tasks"),
+    )
 
 
-def size_of(data: Record) -> int:
-    """Bytes of a piece of a response as it came over the wire, where the browser tells them."""
-    return int(data.get("encodedDataLength") or data["dataLength"])
+def visit(context: "BrowserContext", program: Program) -> Visit:
+    """Open the page once more, in a browser that has seen it."""
+    page = context.new_page()
+    page.add_init_script(USABLE)
+    with listening(page) as wire:
+        page.goto(program.url)
+        wait_for_model(page)
+        page.wait_for_timeout(1000 * AFTER_SECONDS)
+    painted, usable = page.evaluate(PAINTED), page.evaluate("() => window.usable")
+    page.close()
+    return Visit(painted / 1000, usable / 1000, wire.received(stream=False))
+
+
+def visited(visits: Sequence[Visit]) -> Record:
+    """Medians over some visits."""
+    return {
+        "paint_seconds": median(each.painted for each in visits),
+        "usable_seconds": median(each.usable for each in visits),
+        "visit_bytes": median(each.received for each in visits),
+    }
 
 
 def last_run(database: Database) -> Trace:
@@ -484,6 +588,11 @@ def figures(
         "server_share": median(answer.shares.server for answer in answers),
         "engine_share": median(answer.shares.engine for answer in answers),
         "bytes_per_token": median(answer.received / answer.tokens for answer in answers),
+        "stream_bytes_per_token": median(answer.streamed / answer.tokens for answer in answers),
+        "bytes_around": median(answer.around for answer in answers),
+        "answer_seconds": median(answer.seconds for answer in answers),
+        "renderer_seconds": median(answer.work.renderer for answer in answers),
+        "server_seconds": median(answer.work.server for answer in answers),
         "long_tokens": longest.tokens,
         "long_tasks": len(tasks),
         "longest_task_ms": max(tasks, default=0.0),
@@ -511,7 +620,11 @@ def show(record: Record) -> None:
         f"{record['wall_ratio']:.2f}x of the speed without a page"
         f"\n  engine processes {record['engine_share']:.2f} of a core"
         + (" (it is in the server's)" if record["engine_share"] < 0.1 else "")
-        + f"\n  at length: longest task {record['longest_task_ms']:.0f} ms, renderer "
+        + f"\n  an answer of {record['answer_seconds']:.2f} s: "
+        f"{record['renderer_seconds']:.2f} s of the renderer, {record['server_seconds']:.2f} s of "
+        f"the server, {record['stream_bytes_per_token']:.0f} bytes a token and "
+        f"{record['bytes_around']:,.0f} bytes beside them"
+        f"\n  at length: longest task {record['longest_task_ms']:.0f} ms, renderer "
         f"{record['long_renderer_share']:.2f}, {record['long_bytes_per_token']:,.0f} bytes a token"
         f"\n  at rest: renderer {record['idle_renderer_share']:.4f} of a core"
         f"\n  start: first reply after {record['reply_seconds']:.2f} s and "

@@ -9,13 +9,25 @@ import pytest
 
 import bench.page
 from bench.__main__ import main
-from bench.page import BARS, Bar, Shares, Streamed, figures, lengthen, size_of, write
+from bench.page import (
+    BARS,
+    Bar,
+    Shares,
+    Streamed,
+    Visit,
+    Wire,
+    figures,
+    lengthen,
+    visited,
+    write,
+)
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 
 
 def answer(tokens: int, speed: float, renderer: float, *tasks: float) -> Streamed:
-    return Streamed(tokens, speed, 2.0, Shares(renderer, 0.2, 0.9), 100 * tokens, list(tasks))
+    shares, work = Shares(renderer, 0.2, 0.9), Shares(3 * renderer, 0.5, 2.0)
+    return Streamed(tokens, speed, 2.0, shares, work, 60 * tokens, 40 * tokens, list(tasks))
 
 
 def test_figures_are_medians_of_pairs_and_long_tasks_are_counted() -> None:
@@ -26,6 +38,8 @@ def test_figures_are_medians_of_pairs_and_long_tasks_are_counted() -> None:
     assert found["speed_ratio"] == 0.9 and found["tokens"] == [100, 50, 10]
     assert found["wall_ratio"] == 0.6 and found["alone_tokens_per_second"] == 50.0
     assert (found["renderer_share"], found["bytes_per_token"]) == (0.2, 100.0)
+    assert (found["stream_bytes_per_token"], found["bytes_around"]) == (60.0, 2000)
+    assert found["renderer_seconds"] == pytest.approx(0.6) and found["server_seconds"] == 0.5
     assert (found["long_tasks"], found["longest_task_ms"], found["long_tokens"]) == (3, 80.0, 20)
     assert found["idle_share"] == pytest.approx(0.003) and found["idle_renderer_share"] == 0.03
 
@@ -41,9 +55,23 @@ def test_a_bar_is_met_on_its_side_of_it() -> None:
     assert "met" in least.line(1.0) and "MISSED" in most.line(61)
 
 
-def test_bytes_are_counted_as_they_came_and_of_a_stream_as_they_are() -> None:
-    assert size_of({"encodedDataLength": 40, "dataLength": 100}) == 40
-    assert size_of({"encodedDataLength": 0, "dataLength": 100}) == 100
+def test_bytes_are_counted_once_and_with_their_headers() -> None:
+    wire = Wire()
+    for name, url in (("1", "http://127.0.0.1/stream/abc?from=0"), ("2", "http://127.0.0.1/join")):
+        wire.asked({"requestId": name, "request": {"url": url}})
+        wire.begun({"requestId": name, "response": {"encodedDataLength": 200}})
+    for count in (0, 300):  # The browser tells late how much a piece was on the wire.
+        wire.more({"requestId": "1", "dataLength": 150, "encodedDataLength": count})
+    wire.more({"requestId": "2", "dataLength": 900, "encodedDataLength": 0})
+    wire.ended({"requestId": "2", "encodedDataLength": 650})
+    wire.asked({"requestId": "3", "request": {"url": "http://127.0.0.1/assets/kept.js"}})
+    wire.ended({"requestId": "3", "encodedDataLength": 0})
+    assert wire.received(stream=True) == 500 and wire.received(stream=False) == 650
+
+
+def test_visits_are_told_by_their_medians() -> None:
+    found = visited([Visit(0.2, 0.9, 80), Visit(0.4, 0.7, 90), Visit(0.3, 0.8, 70)])
+    assert found == {"paint_seconds": 0.3, "usable_seconds": 0.8, "visit_bytes": 80}
 
 
 def test_the_long_conversation_has_so_many_tokens_of_answers(db: Database) -> None:
@@ -96,4 +124,5 @@ def test_a_run_ends_in_one_json_line(
     assert BARS.keys() <= record.keys()
     assert all(bar.words in said for bar in BARS.values())
     shares = [record[name] for name in ("renderer_share", "server_share", "start_seconds")]
-    assert min(shares) > 0 and record["model_seconds"] > record["start_seconds"]
+    visit = [record[name] for name in ("paint_seconds", "usable_seconds", "visit_bytes")]
+    assert min(*shares, *visit) > 0 and record["model_seconds"] > record["start_seconds"]
