@@ -35,8 +35,11 @@ POLICY = (
 )
 """Nothing is loaded from elsewhere, whatever an answer or an imported conversation asks for, and
 nothing elsewhere frames the page. Gradio itself needs inline and evaluated scripts."""
+DATA = (b"application/json", b"text/event-stream")
+DATA_POLICY = "default-src 'none'; frame-ancestors 'none'"
+"""Of what is no page, nothing is shown and nothing loaded. It is also short: an answer on the page
+takes several of these, and their headers are longer than what they say."""
 HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -290,13 +293,15 @@ def check_length(longest: int, headers: Headers) -> None:
 
 def kept_to_itself(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
     """The headers of an answer: no other origin reads it, frames it or sends its cookies."""
-    kept = []
+    kept, policy = [], POLICY
     for name, value in headers:
+        if name.lower() == b"content-type" and value.split(b";")[0].strip() in DATA:
+            policy = DATA_POLICY
         if name.lower() == b"set-cookie":
             kept.append((name, own_cookie(value.decode("latin-1"), secure).encode("latin-1")))
         elif not name.lower().startswith(b"access-control-"):
             kept.append((name, value))
-    return [*kept, *HEADERS]
+    return [*kept, (b"content-security-policy", policy.encode()), *HEADERS]
 
 
 def own_cookie(cookie: str, secure: bool) -> str:

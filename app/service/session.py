@@ -62,9 +62,11 @@ class Session:
         coming: BackendInfo = NO_MODEL_INFO,
     ) -> None:
         self.engine, self.database, self.guests = engine, database, guests
-        # what pages show: the conversation, and the messages drawn by now (see `chat_view.Drawn`)
+        # what pages show: the conversation, the messages drawn by now (see `chat_view.Drawn`), and
+        # a digest of the list of conversations
         self.viewing: Latest[str, str | None] = Latest()
         self.drawn: Latest[str, tuple[tuple[str, int], ...]] = Latest()
+        self.listed: Latest[str, str] = Latest()
         # what is known and stored
         self.notices = Notices()
         self.current = Current(engine, folders, coming)

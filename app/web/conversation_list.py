@@ -7,7 +7,6 @@ Its value: `groups` (each a name and `items`: id, title, pinned, folder, and of 
 everything, is shown).
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 
@@ -56,7 +55,6 @@ def listed(
         "folders": [*folders],
         "empty": empty,
         "more": f"{more:,} more. Search finds them." if more else "",
-        "drawn": time.monotonic(),  # An equal value would not be drawn, and a menu would stay open.
     }
 
 

@@ -227,8 +227,8 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
                 saved = presets.build()
                 controls = settings.build(session)
         guide.guide()
-        refresh, opening = conversations.wire(session, shelf, talk, controls, current, memory)
-        chat.wire(session, talk, controls, current, memory, refresh)
+        listing, opening = conversations.wire(session, shelf, talk, controls, current, memory)
+        chat.wire(session, talk, controls, current, memory, listing)
         compare.wire(session, pair, controls, memory, comparing)
         diagnostics.wire(session, runs, memory)
         race.wire(session, talk.race, memory)
@@ -249,7 +249,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             api.wire(session, access)
             benchmark.wire(session, measured, controls, memory)
         wait = waiting(session, head, notices, talk.box, waited)
-        wire_page(session, blocks, memory, current, (follow, begin, refresh, opening, wait))
+        wire_page(session, blocks, memory, current, (follow, begin, listing.refresh, opening, wait))
         for once in (RESTORE_THEME, KEEP_NO_STATUS, STOP_CLOCKS):
             blocks.load(None, js=once, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
@@ -355,7 +355,7 @@ def wire_page(
         return remembered, remembered.get("conversation")
 
     def leave(request: gr.Request) -> None:
-        for known in (session.viewing, session.drawn):
+        for known in (session.viewing, session.drawn, session.listed):
             known.pop(request.session_hash or "", None)
 
     event = blocks.load(arrive, memory, [memory, current], **AT_ONCE)

@@ -5,8 +5,9 @@ from functools import partial
 
 import gradio as gr
 from gradio.routes import App, ORJSONResponse
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.arguments import Options
 from app.http.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts
@@ -22,6 +23,8 @@ THREADS = MOST_WAITING + 40
 """Every waiting run keeps one until its turn comes; 40 are for everything else."""
 EVENTS_AT_ONCE = 4
 """Of an event that says nothing else."""
+PAGE_LEVEL = 4
+"""How hard the page is compressed: to a ninth in 4 ms. Twice the work saves another 7 %."""
 
 
 class Server(App):
@@ -36,7 +39,19 @@ class Server(App):
 
     def build_middleware_stack(self) -> ASGIApp:
         """All layers, ours outermost."""
-        return self.access(super().build_middleware_stack())
+        return self.access(with_small_page(super().build_middleware_stack()))
+
+
+def with_small_page(app: ASGIApp) -> ASGIApp:
+    """The app with its page compressed, which is 0.7 MB of JSON for the most part. Gradio
+    compresses files alone. Nothing else of ours is that large, and streams must not wait."""
+    compressed = GZipMiddleware(app, compresslevel=PAGE_LEVEL)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        page = scope["type"] == "http" and scope["path"] == "/"
+        await (compressed if page else app)(scope, receive, send)
+
+    return serve
 
 
 def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[BaseRoute] = ()) -> str:

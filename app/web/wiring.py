@@ -30,6 +30,14 @@ class Event(NamedTuple):
     outputs: Block | Sequence[Block] | None
 
 
+class Listing(NamedTuple):
+    """How others have the list of conversations drawn: by `refresh` after their own event, or by
+    the same event, `with_list(handler, inputs, outputs)`, which costs half as much."""
+
+    refresh: Event
+    with_list: Callable[..., Event]
+
+
 # Gradio's own arguments, of many types.
 QUIET: dict[str, Any] = {
     "api_visibility": "private",

@@ -1,9 +1,9 @@
-"""What a page does for an answer, counted: calls of functions. No time is taken."""
+"""What a page does for an answer, counted: calls of functions, events. No time is taken."""
 
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.support.pages import be_exact, finished, send, set_number
 
@@ -32,3 +32,18 @@ def test_an_answer_takes_few_calls(page: Page) -> None:
     send(page, "Hello")
     finished(page)
     assert calls(page, "Tell me a short story about a boat.") < CALLS
+
+
+def test_an_answer_takes_three_events(page: Page) -> None:
+    """One that begins it, one at its end, one for the gauge of the context."""
+    be_exact(page)
+    send(page, "Hello")
+    finished(page)
+    events: list[str] = []
+    gauge = page.locator("#writer .gauge")
+    before = gauge.get_attribute("aria-valuetext")
+    page.on("request", lambda asked: "/queue/join" in asked.url and events.append(asked.url))
+    send(page, "Tell me a short story about a boat.")
+    finished(page)
+    expect(gauge).not_to_have_attribute("aria-valuetext", str(before))
+    assert len(events) == 3

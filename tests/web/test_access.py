@@ -15,7 +15,16 @@ import pytest
 from gradio import routes
 
 from app.arguments import parse
-from app.http.access import MAX_UPLOAD, PROGRAMS, Access, Hosts, Refusal, check, own_cookie
+from app.http.access import (
+    MAX_UPLOAD,
+    PROGRAMS,
+    Access,
+    Hosts,
+    Refusal,
+    check,
+    kept_to_itself,
+    own_cookie,
+)
 from app.http.asgi import Headers
 from app.http.login import LogIns
 from app.web import server
@@ -379,6 +388,23 @@ def test_every_answer_forbids_frames_and_foreign_readers(path: str) -> None:
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["x-content-type-options"] == "nosniff"
     assert not [name for name in headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("application/json", True),
+        ("text/event-stream; charset=utf-8", True),
+        ("text/html; charset=utf-8", False),
+        ("image/svg+xml", False),
+        ("text/javascript", False),
+    ],
+)
+def test_what_is_no_page_shows_and_loads_nothing(kind: str, data: bool) -> None:
+    headers = dict(kept_to_itself([(b"Content-Type", kind.encode())], False))
+    policy = headers[b"content-security-policy"].decode()
+    assert ("default-src 'none'" in policy) is data and "frame-ancestors 'none'" in policy
+    assert headers[b"x-content-type-options"] == b"nosniff"
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,37 @@ def test_the_list_shows_the_newest_and_finds_the_others(
     assert value["groups"] == [] and value["empty"]
 
 
+def test_an_event_brings_the_list_where_the_page_shows_another(
+    session: Session, on: conversations.Handlers
+) -> None:
+    store, brought = session.chat.conversations(OWNER), on.parts.listed
+
+    def handler(data: gr.EventData, request: Any, word: str) -> dict[Any, Any]:
+        if word:
+            session.viewing["page"] = store.create(word).id
+        return {on.current: word}
+
+    def build() -> Any:
+        with gr.Blocks():
+            return on.with_list(handler, [on.current], [on.current], gr.BrowserState({}))
+
+    event = made(build)
+    assert event.outputs == [on.current, brought] and len(event.inputs) == 4
+
+    def said(word: str) -> dict[Any, Any]:
+        found: dict[Any, Any] = event.handler(gr.EventData(None, {}), REQUEST, None, "", {}, word)
+        assert found.pop(on.current) == word
+        return found
+
+    value = said("one")[brought]
+    assert [item["title"] for item in value["groups"][0]["items"]] == ["one"]
+    assert value["current"] == session.viewing["page"], "what is open now, not what was"
+    assert said("") == {}, "the page shows it already"
+    again: Any = on.redraw(REQUEST, session.viewing["page"], "", {})[0]
+    assert again["drawn"] != value["drawn"], "who asks for it gets it"
+    assert said("two")[brought]["groups"]
+
+
 @pytest.fixture
 def talking(session: Session) -> chat.Handlers:
     def build() -> chat.Handlers:

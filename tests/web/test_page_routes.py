@@ -3,13 +3,16 @@
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from app.service.session import Session
 from app.web import revisions, token_view, vendor
+from app.web.server import with_small_page
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
@@ -31,6 +34,18 @@ def client(session: Session) -> Iterator[TestClient]:
     app.__dict__.update(gate.__dict__)
     with TestClient(app) as opened:
         yield opened
+
+
+def test_the_page_is_compressed_and_nothing_else_waits_for_that() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("0123456789" * 1000)(scope, receive, send)
+
+    client = TestClient(with_small_page(answer))
+    page, data = client.get("/"), client.get("/gradio_api/queue/data")
+    assert page.text == data.text and page.headers["content-encoding"] == "gzip"
+    assert int(page.headers["content-length"]) < 200 and "content-encoding" not in data.headers
+    plain = client.get("/", headers={"accept-encoding": "identity"})
+    assert plain.text == page.text and "content-encoding" not in plain.headers
 
 
 def test_libraries_are_served_as_they_are_and_kept_for_ever(client: TestClient) -> None:

@@ -19,7 +19,7 @@ from app.web.tabs.settings import Controls
 from app.web.tabs.talking import Talk
 from app.web.tabs.welcome import welcome
 from app.web.token_view import token_view
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, sent, told, warn
+from app.web.wiring import AT_ONCE, Listing, Memory, Updates, owner_of, pass_on, sent, told, warn
 from engine.errors import StrataError
 
 QUEUE_SECONDS = 0.1
@@ -193,32 +193,33 @@ def wire(
     controls: Controls,
     current: gr.State,
     memory: gr.BrowserState,
-    refresh: Event,
+    listing: Listing,
 ) -> None:
-    """Connect composer, actions and views. `refresh` redraws the conversation list."""
+    """Connect composer, actions and views. `listing` says how the list is drawn anew."""
     screen = stored(parts)
     on = Handlers(session, parts, controls, current, memory)
     said = [*screen, current, memory, parts.proof, parts.editing]
     spoken = [current, parts.editing, memory, *controls.inputs]
     writer, sent = parts.written.writer, parts.written.channels["sent"]
     said.append(sent)
-    event = writer.say(on.say, spoken, said, trigger_mode="multiple", **AT_ONCE)
-    event.then(*refresh, **AT_ONCE)
+    saying = listing.with_list(on.say, spoken, said)
+    writer.say(*saying, trigger_mode="multiple", **AT_ONCE)
     here = [current, memory]
     composer.wire(session, parts.written, current, parts.editing, memory, controls.system)
     parts.stop.click(on.stop, here, None, **AT_ONCE)
     actions = messages.Actions(session, parts, controls, current, memory)
-    messages.wire(actions, here, said, refresh)
-    wire_stream(on, here, refresh)
+    messages.wire(actions, here, said, listing)
+    wire_stream(on, here, listing)
 
 
-def wire_stream(on: Handlers, here: Sequence[Block], refresh: Event) -> None:
+def wire_stream(on: Handlers, here: Sequence[Block], listing: Listing) -> None:
     """Connect what the token view asks for while an answer grows, and once it is over."""
     parts = on.parts
     left = [*stored(parts), parts.figures, parts.proof]
-    over = parts.tokens.over(on.over, here, left, trigger_mode="multiple", **AT_ONCE)
-    over.then(*refresh, **AT_ONCE)
+    over = listing.with_list(on.over, here, left)
+    parts.tokens.over(*over, trigger_mode="multiple", **AT_ONCE)
     parts.tokens.fallback(on.fall_back, here, parts.tokens, **AT_ONCE)
     parts.tokens.resend(on.resend, here, parts.tokens, **AT_ONCE)
-    parts.tokens.look(on.look, here, stored(parts), **AT_ONCE).then(*refresh, **AT_ONCE)
+    look = parts.tokens.look(on.look, here, stored(parts), **AT_ONCE)
+    look.then(*listing.refresh, **AT_ONCE)
     parts.tokens.waiting(None, None, parts.proof, js="() => window.strata.line", **AT_ONCE)

@@ -1,9 +1,12 @@
 """The list of conversations: search, open, pin, rename, file away, delete, export and import."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,22 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import page_export
 from app.web.conversation_list import conversation_list, listed
+from app.web.render import Data
 from app.web.tabs import chat_view, presets
 from app.web.tabs.messages import undo
 from app.web.tabs.settings import Controls
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, pass_on, sent, told, warn
+from app.web.wiring import (
+    AT_ONCE,
+    Event,
+    Listing,
+    Memory,
+    Updates,
+    owner_of,
+    pass_on,
+    sent,
+    told,
+    warn,
+)
 from engine.errors import StorageError
 from storage import imports
 from storage.conversations import Conversation, Conversations
@@ -27,6 +42,8 @@ from storage.conversations import Conversation, Conversations
 SHOWN = 300
 """So many are listed, as a page with thousands is slow. The search finds the others."""
 DELETED = "The conversation was deleted."
+NUMBERS = count()
+"""No two values of the list are equal: an equal one would not be drawn, and a menu stay open."""
 FORMATS = {
     "json": library.JSON,
     "markdown": library.MARKDOWN,
@@ -113,12 +130,50 @@ class Handlers:
         owner = owner_of(self.session, memory, request)
         remembered = {**(memory or {}), "conversation": conversation}
         with told():
-            store = self.session.chat.conversations(owner)
-            found = store.list(search, SHOWN)
-            more = store.count() - len(found) if len(found) == SHOWN and not search.strip() else 0
-            value = listed(found, conversation, search.strip(), store.folders(), more)
+            value, _ = self.value(request, owner, conversation, search)
             return value, remembered
         return gr.skip(), remembered
+
+    def value(
+        self, request: gr.Request, owner: str, conversation: str | None, search: str
+    ) -> tuple[Data, bool]:
+        """The list as it is now, and whether the page shows another one. Then it is told of it."""
+        store, here = self.session.chat.conversations(owner), request.session_hash or ""
+        found = store.list(search, SHOWN)
+        more = store.count() - len(found) if len(found) == SHOWN and not search.strip() else 0
+        value = listed(found, conversation, search.strip(), store.folders(), more)
+        digest = sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        before, self.session.listed[here] = self.session.listed.get(here), digest
+        return {**value, "drawn": next(NUMBERS)}, digest != before
+
+    def with_list(
+        self,
+        handler: Callable[..., Updates],
+        inputs: Sequence[Block],
+        outputs: Sequence[Block],
+        memory: gr.BrowserState,
+    ) -> Event:
+        """An event whose handler is told what the page sent, and who asks. It then brings the list
+        as well, where that changed: an event of its own for that costs as much as this one."""
+
+        def both(
+            data: gr.EventData,
+            request: gr.Request,
+            conversation: str | None,
+            search: str,
+            memory: Memory,
+            *values: object,
+        ) -> Updates:
+            updates: Updates = handler(data, request, *values)
+            owner, here = owner_of(self.session, memory, request), request.session_hash or ""
+            now = self.session.viewing.get(here, conversation)  # What was done may open another.
+            with told():
+                value, fresh = self.value(request, owner, now, search)
+                return {**updates, **({self.parts.listed: value} if fresh else {})}
+            return updates
+
+        here: list[Block] = [self.current, self.parts.search, memory]
+        return Event(both, [*here, *inputs], [*outputs, self.parts.listed])
 
     def settings_of(self, conversation: Conversation) -> Updates:
         """The settings that were kept with a conversation, the usual ones where these cannot be
@@ -269,12 +324,14 @@ def wire(
     controls: Controls,
     current: gr.State,
     memory: gr.BrowserState,
-) -> tuple[Event, Event]:
-    """Connect the list; returns the events that redraw it, and that open a conversation."""
+) -> tuple[Listing, Event]:
+    """Connect the list; returns how others have it drawn, and the event that opens what was open
+    before."""
     showing: list[Block] = [*chat_view.stored(talk), talk.proof, talk.figures, talk.editing]
     showing += [current, *controls.inputs]
     on = Handlers(session, parts, talk, controls, current)
     refresh = Event(on.redraw, [current, parts.search, memory], [parts.listed, memory])
+    listing = Listing(refresh, partial(on.with_list, memory=memory))
 
     parts.listed.open(on.open_, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
     parts.new.click(on.new, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
@@ -299,7 +356,7 @@ def wire(
     parts.import_.upload(on.import_, [parts.import_, memory], showing, **AT_ONCE).then(
         *refresh, **AT_ONCE
     )
-    return refresh, Event(on.restore, [current, memory], showing)
+    return listing, Event(on.restore, [current, memory], showing)
 
 
 def read_in(session: Session, owner: str, file: str | None) -> str:

@@ -14,7 +14,7 @@ from app.web.metrics_panel import panel_values
 from app.web.tabs.chat_view import shown, stored, working
 from app.web.tabs.talking import Talk
 from app.web.verdicts import proof_line, waiting_line
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, sent, told, warn
+from app.web.wiring import AT_ONCE, Listing, Memory, Updates, owner_of, sent, told, warn
 from engine.errors import PromptError, StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
@@ -144,12 +144,11 @@ class Actions(Talk):
         return {self.parts.figures: panel_values(summarise(run), run.steps, proof.speedup)}
 
 
-def wire(on: Actions, here: Sequence[Block], said: Sequence[Block], refresh: Event) -> None:
+def wire(on: Actions, here: Sequence[Block], said: Sequence[Block], listing: Listing) -> None:
     """Connect the buttons of messages. `here` is the open conversation and the memory, `said` what
     an answer that begins changes."""
     parts, tokens = on.parts, on.parts.tokens
     tokens.rewrite(on.edit, here, parts.editing, **AT_ONCE)
-    acting = tokens.act(on.act, [*here, *on.controls.inputs], said, **AT_ONCE)
-    acting.then(*refresh, **AT_ONCE)
+    tokens.act(*listing.with_list(on.act, [*here, *on.controls.inputs], said), **AT_ONCE)
     proving = [*stored(parts), parts.proof, parts.figures]
     tokens.prove(on.prove, here, proving, **AT_ONCE)
