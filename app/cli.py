@@ -1,11 +1,12 @@
 """What `strata` and `python app.py` do: parse, open the storage, serve the page or the API, load
 the model."""
 
+import gc
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,19 +90,20 @@ def serve_page(options: Options, folder: Path, database: "Database", session: "S
 
     os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
     skip_stubs()
-    from app.web import downloads, layout, revisions, server, stream, token_view, vendor
+    with without_collection():
+        from app.web import downloads, layout, revisions, server, stream, token_view, vendor
 
-    port = server.pick_port(options.host, options.port)
-    blocks = layout.build(session, database.notices, options.password is not None)
-    routes = [
-        *stream.routes(session.generations),
-        *revisions.routes(session),
-        *downloads.routes(session.downloads),
-        *token_view.routes(),
-        *vendor.routes(),
-        *api_of(session, options).routes,
-    ]
-    address = server.launch(blocks, options, port, routes)
+        port = server.pick_port(options.host, options.port)
+        blocks = layout.build(session, database.notices, options.password is not None)
+        routes = [
+            *stream.routes(session.generations),
+            *revisions.routes(session),
+            *downloads.routes(session.downloads),
+            *token_view.routes(),
+            *vendor.routes(),
+            *api_of(session, options).routes,
+        ]
+        address = server.launch(blocks, options, port, routes)
     if options.made_up:
         print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
     print(f"Strata is ready at {address}", flush=True)
@@ -109,6 +111,18 @@ def serve_page(options: Options, folder: Path, database: "Database", session: "S
         tell_of_keys(options, database)
         print(f"Its API is at {address.rstrip('/')}/v1", flush=True)
     blocks.block_thread()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """What is made in here stays, so no garbage is looked for in it, now or later. The looking is a
+    fifth of the work until the page is there."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def serve_api(options: Options, session: "Session") -> None:

@@ -10,6 +10,7 @@ from gradio.blocks import Block
 
 from app.service.session import Session
 from app.web import colors, guide
+from app.web.gradio_app import without_apps
 from app.web.gradio_status import KEEP_NO_STATUS
 from app.web.gradio_timers import STOP_CLOCKS
 from app.web.stack_html import millions
@@ -189,10 +190,13 @@ def invitation(session: Session) -> str:
 def build(session: Session, notices: Sequence[str] = (), password: bool = False) -> gr.Blocks:
     """All tabs, wired. Guests get no models, no stack, no databases and no API tab, so that the
     events of these do not exist for them. Where a `password` let them in, they can log out."""
-    blocks = gr.Blocks(
-        title="Strata", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_KEPT
-    )
-    with blocks:
+    blocks: gr.Blocks
+    with (
+        without_apps(),
+        gr.Blocks(
+            title="Strata", fill_width=True, analytics_enabled=False, delete_cache=UPLOADS_KEPT
+        ) as blocks,
+    ):
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
         # Pages that open later begin with this too, so it says nothing that passes.

@@ -58,8 +58,8 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
     """Start serving in the background, `routes` beside Gradio's; returns the address to open."""
     gate = Gate(options.user, options.password) if options.user and options.password else None
     hosts = Hosts(options.host, port)
-    blocks.queue(default_concurrency_limit=EVENTS_AT_ONCE, api_open=False)
-    # Gradio offers no choice of the queue. As it was just made, nothing else knows it yet.
+    # Gradio offers no choice of the queue; its own method would also make an app that nobody uses.
+    blocks.api_open = False
     blocks._queue = EventQueue(True, THREADS, 1, None, blocks, EVENTS_AT_ONCE)
     _, local, public = blocks.launch(
         server_name=options.host,

@@ -26,6 +26,6 @@ extra = (value) => {
   watchPages(value.watch);
   if ("undo" in value) offer(value.undo);
 };
-document.addEventListener("pointerdown", (event) => {
-  if (event.target.closest("#send, .examples button")) library("markdown");
-}, true);
+// The parser is there before the first answer is: it comes once the page has nothing else to do.
+const spare = window.requestIdleCallback || ((call) => setTimeout(call, 1000));
+spare(() => { if (!raw) markdown(); });

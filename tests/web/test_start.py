@@ -1,6 +1,7 @@
 """The start: the page is served at once, and the first model comes while it is there."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app.cli import without_collection
 from app.service.models import Progress
 from app.service.recorder import Update
 from app.service.session import Session
@@ -20,6 +22,7 @@ from app.web import layout
 from app.web.tabs import chat
 from app.web.verdicts import waiting_line
 from engine.backends.base import Backend
+from engine.backends.toy import ToyBackend
 from engine.errors import Cancelled, ModelError, PromptError
 from engine.loaded import NO_MODEL_INFO
 from engine.local import Local
@@ -240,3 +243,18 @@ def test_gradio_is_imported_without_writing_stub_files() -> None:
 @pytest.mark.parametrize("source", [str(EMBEDDED), "owner/name", "owner/name:file.gguf"])
 def test_what_may_be_there_is_not_refused(source: str) -> None:
     loaders.check_there(source)
+
+
+def test_the_app_is_made_when_it_is_served(db: Database, toy: ToyBackend) -> None:
+    """Gradio's own habit is one when blocks begin, and one when they are complete."""
+    blocks = made(lambda: layout.build(Session(Local(backend=toy), db)))
+    assert getattr(blocks, "app", None) is None and len(blocks.fns) > 100
+    assert made(gr.Blocks).app is not None, "others are as they were"
+
+
+def test_no_garbage_is_looked_for_until_the_page_is_there() -> None:
+    with pytest.raises(ModelError), without_collection():
+        assert not gc.isenabled()
+        raise ModelError("no page after all")
+    assert gc.isenabled()
+    gc.unfreeze()
