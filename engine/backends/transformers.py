@@ -12,22 +12,24 @@ back, the next prompt then begins with an empty one. After an error it is empty.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from inspect import signature
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.cache_utils import DynamicCache
 
 from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
+from engine.backends.caches import TREE_ROWS, Name, TreeCache, bytes_of, is_recurrent, kinds_of
 from engine.backends.chat_template import FILLER, Fill
 from engine.backends.device_scores import DeviceScores
 from engine.backends.rotary import Rotary
+from engine.backends.scans import follow_rows
 from engine.backends.scores import LogitScores
-from engine.drafting.costs import LARGEST
 from engine.heads.base import Head
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -37,91 +39,12 @@ from engine.types import Message
 PREFILL_CHUNK = 512
 PARALLEL = 16
 """Tokens that are read in one forward in the time of about one forward for each alone."""
-TREE_ROWS = LARGEST + 1
-"""Rows of the largest tree and its root, for which a cache has room behind its text."""
-ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+TAIL = 16
+"""Tokens at the end of a prompt in which the next one often differs: those that open an answer."""
+CHAIN = 16
+"""Levels of a chain at most, where the state after each is kept."""
 MIXED = -1
 """The regime of a cache whose tokens have different rotary factors: no other text can use it."""
-
-
-class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, shape (1, heads, rows, head size), written in place.
-
-    The rows at least double when they are full, up to the cache's capacity. So each is copied about
-    once while a text grows, and most forwards allocate nothing.
-    """
-
-    def __init__(self, cache: "TreeCache") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.cache = cache
-        self.rows = 0
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = enlarged(key_states, 0, 0), enlarged(value_states, 0, 0)
-        self.is_initialized = True
-
-    def grow(self, rows: int) -> None:
-        """Make room for so many rows at least."""
-        assert self.keys is not None and self.values is not None
-        self.rows = min(max(rows + TREE_ROWS, 2 * self.rows), self.cache.capacity)
-        length = self.cache.length
-        self.keys, self.values = (
-            enlarged(states, self.rows, length) for states in (self.keys, self.values)
-        )
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
-        start, end = self.cache.length, self.cache.length + key_states.shape[2]
-        if end > self.rows:
-            self.grow(end)
-        self.keys[:, :, start:end] = key_states
-        self.values[:, :, start:end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def move(self, source: torch.Tensor, start: int) -> None:
-        """Copy the rows `source` to where `start` begins."""
-        if self.keys is not None and self.values is not None:
-            source = source.to(self.keys.device)
-            self.keys[:, :, start : start + len(source)] = self.keys[:, :, source]
-            self.values[:, :, start : start + len(source)] = self.values[:, :, source]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.cache.length
-
-    def get_max_length(self) -> int:
-        return self.cache.capacity
-
-
-def enlarged(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """The first `length` rows, with room for `rows`."""
-    larger = states.new_empty((*states.shape[:2], rows, states.shape[3]))
-    larger[:, :, :length] = states[:, :, :length]
-    return larger
-
-
-class TreeCache(Cache):
-    """The first `length` rows are decided, those behind belong to the last tree."""
-
-    def __init__(self, layers: int, capacity: int) -> None:
-        self.capacity = capacity
-        self.length = 0
-        self.tree_layers = [TreeLayer(self) for _ in range(layers)]
-        super().__init__(layers=list(self.tree_layers))
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Move the given rows of the last tree, in order, to the end of the decided ones."""
-        if any(row != i for i, row in enumerate(rows)):
-            source = torch.tensor(rows) + self.length
-            for layer in self.tree_layers:
-                layer.move(source, self.length)
-        self.length += len(rows)
 
 
 class Stopped(Exception):
@@ -168,8 +91,11 @@ class TransformersBackend:
         self.chunk: int | None = getattr(config, "attention_chunk_size", None)
         kinds = getattr(config, "layer_types", None)
         self.layer_kinds = sorted(set(kinds or [usual_kind(self.window, self.chunk)]))
-        self.recurrent = is_recurrent(config)
+        self.kinds, self.recurrent = kinds_of(config), is_recurrent(config)
         self.resumes = not self.recurrent
+        self.chain: int | None = CHAIN if self.recurrent else None
+        if self.recurrent:
+            follow_rows(model)
         takes = signature(model.forward).parameters
         self.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
         self.layers = layers_of(model)
@@ -195,10 +121,10 @@ class TransformersBackend:
         if not self.info.can_tree:
             self.cache = DynamicCache(config=config)
         elif isinstance(self.cache, TreeCache):
-            self.cache.length = 0
+            self.cache.shorten(0, dirty=True)
         else:
-            capacity = self.info.context_length + TREE_ROWS
-            self.cache = TreeCache(config.num_hidden_layers, capacity)
+            assert self.kinds is not None, "trees need layers that are known"
+            self.cache = TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
 
     @property
     def bytes(self) -> int:
@@ -247,23 +173,40 @@ class TransformersBackend:
         wanted, length = list(tokens[:-1]), self.offset + len(tokens)
         regime = self.rotary.regime(length)
         self.keep(common_prefix(self.cached, wanted) if regime == self.regime else 0)
-        size = PREFILL_CHUNK
-        if not self.resumes:
-            # Such layers begin several tokens from an empty state: go on one by one, or read all
-            # again at once where that takes less.
-            if 1 + len(wanted) / PARALLEL < len(wanted) - len(self.cached):
-                self.reset()
-            size = 1 if self.cached else max(1, len(wanted))
+        if not self.resumes and 1 + len(wanted) / PARALLEL < len(wanted) - len(self.cached):
+            # Such layers begin several tokens from an empty state: go on one by one, or, where that
+            # takes less, read all again at once.
+            self.reset()
         self.regime, reused = regime, len(self.cached)
-        chunks = [wanted[start : start + size] for start in range(reused, len(wanted), size)]
-        if chunks:
-            with suppress(Stopped), stopping(self.layers, cancelled), self.rotary.reading(length):
-                for chunk in chunks:
-                    if cancelled():
-                        break
-                    self.read(chunk)
+        with suppress(Stopped), stopping(self.layers, cancelled), self.rotary.reading(length):
+            for number, chunk in enumerate(self.chunks(wanted)):
+                if cancelled():
+                    break
+                self.mark("tail" if number else "begin")
+                self.read(chunk)
+        complete = len(self.cached) == len(wanted)
+        if complete:
+            self.mark("end")
         limit = self.rotary.switch(length) if self.restarts else None
-        return Filled(reused, len(self.cached) == len(wanted), limit and limit - self.offset)
+        return Filled(reused, complete, limit and limit - self.offset)
+
+    def chunks(self, wanted: Sequence[int]) -> list[Sequence[int]]:
+        """What is not in the cache yet, in parts for a forward each.
+
+        Where states are kept, a long text ends in a short part: the next prompt is often the same
+        but for the last few tokens, which open an answer.
+        """
+        start, end, size = len(self.cached), len(wanted), PREFILL_CHUNK
+        if not self.resumes:
+            size = 1 if start else max(1, end)
+        tail = TAIL if self.resumes and self.recurrent and end - start > 4 * TAIL else 0
+        cuts = [*range(start, end - tail, size), *([end - tail] if tail else []), end]
+        return [wanted[left:right] for left, right in pairwise(cuts) if right > left]
+
+    def mark(self, name: Name) -> None:
+        """Have the cache keep its states as they are, where it has any."""
+        if self.info.can_tree:
+            self.cache.mark(name)
 
     def read(self, chunk: Sequence[int]) -> None:
         """Run decided tokens and keep them."""
@@ -272,7 +215,7 @@ class TransformersBackend:
             self.forward(chunk, range(len(chunk)), logits=1)
         self.cached += chunk
         if self.info.can_tree:
-            self.cache.length += len(chunk)
+            self.cache.keep(range(len(chunk)), len(chunk))
         self.dirty = False
 
     @torch.inference_mode()
@@ -284,26 +227,25 @@ class TransformersBackend:
         if not self.info.can_tree:
             self.prefill([*tokens, 0], lambda: False)
             return
-        self.keep(0)
+        self.tree, self.dirty = None, False
         self.cached, self.regime = list(tokens), self.rotary.regime(self.offset + len(tokens) + 1)
-        for layer in self.cache.tree_layers:
-            layer.grow(len(tokens) + TREE_ROWS)
-            layer.keys.zero_()
-            layer.values.zero_()
-        self.cache.length = len(tokens)
+        self.cache.stretch(len(tokens))
 
     def keep(self, length: int) -> None:
-        """Shorten the cache to so many decided tokens, or empty it where it cannot roll back."""
-        if not self.info.can_tree and (self.dirty or length < len(self.cached)):
+        """Shorten the cache to so many decided tokens, or as many before them as it can go back to:
+        none where it cannot roll back."""
+        if self.info.can_tree:
+            self.cache.shorten(length, self.dirty)
+            length = self.cache.length
+        elif self.dirty or length < len(self.cached):
             self.reset()
         del self.cached[length:]
-        if self.info.can_tree:
-            self.cache.length = length
         self.tree, self.dirty = None, False
 
     def depth_limit(self, length: int) -> int | None:
         switch = self.rotary.switch(self.offset + length)
-        return None if switch is None else switch - self.offset - length
+        own = None if switch is None else switch - self.offset - length
+        return min((limit for limit in (own, self.chain) if limit is not None), default=None)
 
     @torch.inference_mode()
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
@@ -312,8 +254,9 @@ class TransformersBackend:
         regime = self.rotary.regime(self.offset + start + max(tree.depths))
         if regime != self.regime:
             self.regime = MIXED if self.cached else regime
+        visible = None if self.recurrent else ancestors(tree.parents)
         with self.emptied():
-            logits = self.forward(tree.tokens, tree.depths, visible=ancestors(tree.parents))
+            logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # else the wait would count as sampling
 
@@ -332,7 +275,7 @@ class TransformersBackend:
         assert self.tree is not None, "accept follows score"
         if self.info.can_tree:
             with self.emptied():
-                self.cache.keep((0, *rows))
+                self.cache.keep((0, *rows), len(self.tree) + 1)
         self.cached += [self.tree.tokens[row] for row in (0, *rows)]
         self.tree, self.dirty = None, False
 
@@ -342,11 +285,13 @@ class TransformersBackend:
         depths: Sequence[int],
         visible: NDArray[np.bool_] | None = None,
         logits: int = 0,
+        verifying: bool = False,
     ) -> torch.Tensor:
         """Run `tokens` behind the cache; row i sees the cache and the rows in `visible[i]`.
 
         Without `visible` the rows are a chain, which the library masks by itself. Returns logits
-        of shape (rows, vocabulary), of the last `logits` rows when that is not 0.
+        of shape (rows, vocabulary), of the last `logits` rows when that is not 0. What is computed
+        `verifying` may be accepted in part.
         """
         inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
         start = len(self.cached)
@@ -356,7 +301,8 @@ class TransformersBackend:
             if self.info.can_tree and visible is not None:
                 inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
         inputs[self.cache_name] = self.cache
-        output = self.model(**inputs, use_cache=True, logits_to_keep=logits)
+        with self.cache.computing(verifying) if self.info.can_tree else nullcontext():
+            output = self.model(**inputs, use_cache=True, logits_to_keep=logits)
         logits_of_rows: torch.Tensor = output.logits[0]
         return logits_of_rows
 
@@ -394,14 +340,6 @@ class TransformersBackend:
         return far
 
 
-def bytes_of(cache: Cache) -> int:
-    """What a cache takes, whatever its layers keep: keys and values, or states by number."""
-    kept = [each for layer in cache.layers for each in vars(layer).values()]
-    kept += [each for states in kept if isinstance(states, dict) for each in states.values()]
-    tensors = [each for each in kept if isinstance(each, torch.Tensor) and each.ndim]
-    return sum(each.untyped_storage().nbytes() for each in tensors)
-
-
 def usual_kind(window: int | None, chunk: int | None) -> str:
     """The kind of all layers of a model that does not list them."""
     if window:
@@ -415,7 +353,10 @@ def starts_again(model: Any, switch: int) -> bool:
     Some models do, for the rotary factors of the cached keys. Asked of the library with a cache
     that says to hold so many tokens.
     """
-    cache, tokens = TreeCache(1, 0), torch.zeros((1, switch + 1), dtype=torch.long)
+    cache, tokens = (
+        TreeCache([("full_attention", 1)], 0),
+        torch.zeros((1, switch + 1), dtype=torch.long),
+    )
     cache.length = switch
     inputs = model.prepare_inputs_for_generation(
         tokens,
@@ -439,12 +380,6 @@ def filler(tokenizer: Any) -> Fill | None:
 def vocabulary_of(tokenizer: Any) -> list[str]:
     """Every token as the tokenizer writes it, by id."""
     return [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-
-
-def is_recurrent(config: Any) -> bool:
-    """Whether some layer keeps a state instead of keys and values, which cannot be rolled back."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return not kinds <= ATTENTION_KINDS or not hasattr(config, "num_attention_heads")
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:

@@ -16,15 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from engine.backends.base import BackendInfo, digest, fingerprint
+from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, resumes
 from engine.backends.folded_attention import fold, unfold, unfolded
-from engine.backends.transformers import (
-    TransformersBackend,
-    filler,
-    is_recurrent,
-    vocabulary_of,
-)
+from engine.backends.transformers import TransformersBackend, filler, vocabulary_of
 from engine.errors import ModelError, SettingError, first_line
 from engine.models.format import looks_like_path
 from engine.models.hub import check_reachable
@@ -169,8 +165,11 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
     config = model.config.get_text_config()
     own = getattr(config, "max_position_embeddings", None) or context_length
     context = min(int(own), context_length)
-    kind, plainly, chains = config.model_type, is_recurrent(config), counts_rows(config, context)
+    kind, plainly, keeps = config.model_type, kinds_of(config) is None, is_recurrent(config)
+    chains = keeps or counts_rows(config, context)
     note = f"{kind} models take rows for positions, so chains are verified, not trees."
+    if keeps:
+        note = f"{kind} models keep a state, so chains are verified, not trees."
     if plainly:
         note = f"{kind} models keep a state that cannot be rolled back, so it decodes plainly."
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
