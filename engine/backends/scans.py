@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import silu, softplus
-
-if TYPE_CHECKING:
-    from engine.backends.caches import StateLayer, TreeCache
 
 Given = Mapping[str, Any]
 """The arguments of a call by name."""
@@ -30,16 +27,32 @@ Output = tuple[torch.Tensor, torch.Tensor]
 """What a recurrence gives for each row, and its last state."""
 
 
+class Remembering(Protocol):
+    """A layer of a cache: its states by number, and those after each row of the last chain."""
+
+    recurrent_states: dict[int, torch.Tensor | None]
+    chain: list[torch.Tensor]
+
+
+class Following(Protocol):
+    """A cache: the layer that is computed, and whether the state after each row is wanted."""
+
+    @property
+    def at(self) -> Remembering | None: ...
+
+    verifying: bool
+
+
 class Running(local):
     """The cache that a forward of this thread fills, where it is one of ours."""
 
-    cache: "TreeCache | None" = None
+    cache: Following | None = None
 
 
 RUNNING = Running()
 
 
-def by_delta_rule(one: Callable[..., Output], layer: "StateLayer", given: Given) -> Output:
+def by_delta_rule(one: Callable[..., Output], layer: Remembering, given: Given) -> Output:
     """The gated delta rule: queries, keys, values and gates have the rows in dimension 1."""
     rows = {name: given[name] for name in ("query", "key", "value", "g", "beta")}
     state, outputs = given["initial_state"], []
@@ -52,7 +65,7 @@ def by_delta_rule(one: Callable[..., Output], layer: "StateLayer", given: Given)
     return torch.cat(outputs, dim=1), state
 
 
-def by_mamba2(one: Callable[..., torch.Tensor], layer: "StateLayer", given: Given) -> Output:
+def by_mamba2(one: Callable[..., torch.Tensor], layer: Remembering, given: Given) -> Output:
     """Mamba-2: inputs (batch, rows, heads, size), steps (batch, rows, heads), B and C (batch, rows,
     groups, states)."""
     inputs, steps, b, c = (given[name] for name in ("hidden_states", "dt", "B", "C"))
@@ -72,7 +85,7 @@ def by_mamba2(one: Callable[..., torch.Tensor], layer: "StateLayer", given: Give
     return torch.stack(outputs, dim=1), state
 
 
-def by_mamba(one: Callable[..., torch.Tensor], layer: "StateLayer", given: Given) -> Output:
+def by_mamba(one: Callable[..., torch.Tensor], layer: Remembering, given: Given) -> Output:
     """Mamba: all has the rows last: inputs, steps and gates (batch, channels, rows), B and C
     (batch, states, rows)."""
     inputs, steps, gates, b, c = (given[name] for name in ("hidden_states", "dt", "z", "B", "C"))
@@ -113,7 +126,7 @@ class Scan:
     """
 
     one: str
-    by_rows: Callable[[Callable[..., Any], "StateLayer", Given], Output]
+    by_rows: Callable[[Callable[..., Any], Remembering, Given], Output]
     behind: Callable[[Callable[..., Output], torch.Tensor, Given], Output] | None = None
 
 

@@ -18,14 +18,14 @@ from engine.types import Step
 from tests.backends.test_llamacpp import Stop
 from tests.backends.test_transformers import (
     GREEDY,
+    PLAIN,
     RECURRENT,
     Counting,
     alone,
     fresh,
     gap,
-    load,
+    load_kind,
     prompt_of,
-    save_model,
 )
 from tests.support.lossless import assert_lossless, events_of
 
@@ -64,7 +64,7 @@ def breaking(backend: Any, monkeypatch: pytest.MonkeyPatch, layer: int, forwards
 def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A backend of each kind: one that can roll back, and some that keep a state."""
     kinds = ("llama-gqa", *RECURRENT)
-    return {kind: load(save_model(kind, tmp_path_factory.mktemp(kind))) for kind in kinds}
+    return {kind: load_kind(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 
 
 KINDS = ("llama-gqa", *RECURRENT)
@@ -138,14 +138,15 @@ def test_which_states_are_gone_on_from_with_several_tokens_is_measured(
 ) -> None:
     found = {kind: backend.resumes for kind, backend in states.items()}
     assert found == {
-        "llama-gqa": True, "mamba": False, "mamba2": True, "qwen3-next-hybrid": True,
+        "llama-gqa": True, "mamba": True, "mamba2": True, "qwen3-next-hybrid": True,
+        PLAIN: False,
     }  # fmt: skip
 
 
 @pytest.mark.model
 def test_a_model_that_says_wrongly_that_it_resumes_would_be_noticed(states: dict[str, Any]) -> None:
     """The texts of this file are long enough to show it."""
-    backend, prompt = fresh(states["mamba"]), prompt_of(60, 160)
+    backend, prompt = fresh(states[PLAIN]), prompt_of(60, 160)
     backend.resumes = True
     backend.prefill(prompt[:30], never)
     backend.prefill(prompt, never)
@@ -156,11 +157,12 @@ def test_a_model_that_says_wrongly_that_it_resumes_would_be_noticed(states: dict
 @pytest.mark.parametrize(
     ("kind", "new", "rows"),
     [
-        ("mamba", 500, [599]),
-        ("mamba", 3, [1, 1, 1]),
-        ("mamba2", 500, [500]),
-        ("mamba2", 700, [512, 188]),
-        ("qwen3-next-hybrid", 500, [500]),
+        (PLAIN, 500, [599]),
+        (PLAIN, 3, [1, 1, 1]),
+        ("mamba", 500, [484, 16]),
+        ("mamba2", 60, [60]),
+        ("mamba2", 700, [512, 172, 16]),
+        ("qwen3-next-hybrid", 500, [484, 16]),
         ("llama-gqa", 100, [100]),
     ],
 )

@@ -29,9 +29,8 @@ from tests.backends.test_transformers import (
     GREEDY,
     RECURRENT,
     gap,
-    load,
+    load_kind,
     prompt_of,
-    save_model,
     tree_of,
 )
 from tests.support.gguf_files import mamba_gguf, opened_gguf, turning_gguf, window_gguf
@@ -136,7 +135,7 @@ def test_interleaved_conversations_say_what_each_says_alone(
 @pytest.mark.parametrize("kind", RECURRENT)
 @pytest.mark.model
 def test_states_take_turns_as_well(kind: str, tmp_path: Path) -> None:
-    backend = load(save_model(kind, tmp_path))
+    backend = load_kind(kind, tmp_path)
     wanted = Generation(Sampling(0.7, seed=3), max_tokens=12)
     prompts = [prompt_of(size, 160) for size in (30, 9)]
     truths = [alone(backend, prompt, wanted) for prompt in prompts]
@@ -447,7 +446,7 @@ def test_rows_that_could_not_be_moved_empty_the_sequence(
         raise Broken
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.backends.transformers.TreeLayer.move", broken)
+        patch.setattr("engine.backends.caches.TreeLayer.move", broken)
         with pytest.raises(Broken):
             sequence.accept([3])
     assert sequence.bytes == 0 and sequence.prefill(prompt, never) == Filled(0, True)
@@ -486,9 +485,9 @@ def test_a_cache_that_grows_scores_what_a_large_one_scores(
 def test_a_cache_takes_what_its_text_needs_and_grows_in_few_steps(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends import transformers
+    from engine.backends import caches
 
-    sequence, grown, enlarged = embedded.open(), list[int](), transformers.enlarged
+    sequence, grown, enlarged = embedded.open(), list[int](), caches.enlarged
 
     def noted(states: Any, rows: int, length: int) -> Any:
         grown.append(length)
@@ -498,7 +497,7 @@ def test_a_cache_takes_what_its_text_needs_and_grows_in_few_steps(
     row = 2 * layers * 4 * 4 * 64
     sequence.prefill(text_of(embedded, 50), never)
     assert sequence.bytes == (49 + 129) * row, "of 2,177 rows that it may have"
-    monkeypatch.setattr(transformers, "enlarged", noted)
+    monkeypatch.setattr(caches, "enlarged", noted)
     text = text_of(embedded, 1300)
     sequence.prefill(text[:200], never)
     for token in text[200:]:
