@@ -31,6 +31,7 @@ from engine.backends.rotary import Rotary
 from engine.backends.scans import follow_rows
 from engine.backends.scores import LogitScores
 from engine.heads.base import Head
+from engine.models.state_memory import CHAIN
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -41,8 +42,6 @@ PARALLEL = 16
 """Tokens that are read in one forward in the time of about one forward for each alone."""
 TAIL = 16
 """Tokens at the end of a prompt in which the next one often differs: those that open an answer."""
-CHAIN = 16
-"""Levels of a chain at most, where the state after each is kept."""
 MIXED = -1
 """The regime of a cache whose tokens have different rotary factors: no other text can use it."""
 

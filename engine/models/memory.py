@@ -15,6 +15,7 @@ import psutil
 
 from engine.drafting.costs import LARGEST
 from engine.errors import ModelError, first_line
+from engine.models.state_memory import layers_of, state_bytes, whole
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
 """Bytes of a number in a weight file; what is not listed takes one."""
@@ -61,7 +62,8 @@ def memory_need(source: str, device: str, dtype: str, context_length: int) -> Ne
         parameters += count
         weights += count * SIZES.get(kind if kind and floating else stored, 1)
     number = SIZES[kind] if kind else SIZES["BF16"]
-    return Need(parameters, weights, cache_numbers(source, config, context_length) * number)
+    cache = cache_numbers(source, config, context_length) * number + states(source, config)
+    return Need(parameters, weights, cache)
 
 
 def folder_of(source: str) -> Path:
@@ -97,11 +99,14 @@ def config_of(source: str, folder: Path) -> Mapping[str, Any]:
 
 
 def cache_numbers(source: str, config: Mapping[str, Any], context_length: int) -> int:
-    """The keys and values of a full context: layers x 2 x heads x size of a head x rows."""
+    """The keys and values of a full context: layers that have attention x 2 x heads x size of a
+    head x rows."""
     try:
+        layers, _ = layers_of(config)
+        if not layers:
+            return 0
         heads = whole(config, "num_attention_heads", "n_head")
         hidden = whole(config, "hidden_size", "n_embd")
-        layers = whole(config, "num_hidden_layers", "n_layer")
         key_heads = whole(config, "num_key_value_heads", default=heads)
         size = whole(config, "head_dim", default=hidden // heads)
         own = whole(config, "max_position_embeddings", "n_positions", default=context_length)
@@ -111,17 +116,12 @@ def cache_numbers(source: str, config: Mapping[str, Any], context_length: int) -
     return layers * 2 * key_heads * size * (min(own, context_length) + LARGEST + 1)
 
 
-def whole(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """The first of these settings that is given, as a whole number from 1."""
-    for name in names:
-        if config.get(name) is not None:
-            value = int(config[name])
-            if value < 1:
-                raise ValueError(f"{name} is {value}")
-            return value
-    if default is None:
-        raise KeyError(names[0])
-    return default
+def states(source: str, config: Mapping[str, Any]) -> int:
+    """What layers that keep a state take, for all states that are kept."""
+    try:
+        return state_bytes(config)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise unreadable(source, f"its config.json does not tell its states ({error})") from error
 
 
 def tensors(source: str, folder: Path) -> Iterator[Tensor]:

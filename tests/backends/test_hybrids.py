@@ -287,3 +287,28 @@ def test_the_librarys_own_recurrences_are_untouched(hybrids: Load) -> None:
             torch.tensor([prompt]), max_new_tokens=10, do_sample=False, eos_token_id=None
         )
         assert said[0, len(prompt) :].tolist() == [token.id for token in tokens_of(plain)], family
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_takes_is_told_before_it_is_loaded(
+    hybrids: Load, family: str, tmp_path: Any
+) -> None:
+    """All states that are kept: the current ones, three marks, those of the longest chain."""
+    from engine.backends.caches import bytes_of, tensors_in
+    from engine.models.memory import memory_need
+
+    backend, text = hybrids(family), prompt_of(400)
+    backend.prefill(text[:100], never)
+    backend.prefill(text, never)
+    assert len(backend.cache.marks) == (3 if backend.cache.state_layers else 0)
+    backend.score(chain_of(text[-1], prompt_of(16)), GREEDY)
+    kept = [
+        (layer.conv_states, layer.recurrent_states, layer.inputs, layer.chain, layer.marks)
+        for layer in backend.cache.state_layers
+    ]
+    states = sum(each.nbytes for each in tensors_in(kept))
+    for layer in backend.cache.tree_layers:
+        layer.grow(2048 + 129 - 64)
+    told = memory_need(str(save_hybrid(family, tmp_path)), "cpu", "auto", 2048).cache
+    taken = bytes_of(backend.cache)
+    assert states > 0 and 0.7 * told < taken < 1.05 * told, (told, taken, states)
