@@ -61,12 +61,14 @@ def check(
     alone: Callable[[Sequence[int]], Floats],
     allowed: float,
     reach: int = 0,
+    back: bool = True,
 ) -> BackendInfo:
     """What the model can do, with the reason where it decodes plainly; leaves its cache empty.
 
     `alone(tokens)` are the logits after some tokens by other means, shape (vocabulary,); `allowed`
     is the largest difference that rounding explains. `reach` is how many tokens those of its layers
-    see that do not see all, 0 where there are none. Raises ModelError.
+    see that do not see all, 0 where there are none. `back` says whether the way back from chains is
+    tried as well, for which texts grow. Raises ModelError.
     """
     info, sizes = backend.info, [FEW]
     if reach - 1 > FEW and worth(info, reach):
@@ -83,7 +85,9 @@ def check(
             if not trees:
                 return info
         chains = problem_of(lambda: gap(CHAIN, KEPT), allowed, backend)
-        undone = chains or problem_of(lambda: undone_gap(backend, alone), allowed, backend)
+        undone = chains
+        if back and not chains:
+            undone = problem_of(lambda: undone_gap(backend, alone), allowed, backend)
         if not undone:
             note = f"{info.name} verifies chains, not trees: its tree forward {trees}."
             return replace(info, leaves=1, note=note if trees else info.note)
@@ -119,6 +123,32 @@ def resumes(backend: Resuming, alone: Callable[[Sequence[int]], Floats], allowed
     backend.resumes = True
     allowed = max(4 * rounding, allowed / 100)
     return not problem_of(lambda: plain_gap(backend, alone, *PARTS), allowed, backend)
+
+
+def check_apart(
+    backend: Checkable, alone: Callable[[Sequence[int]], Floats], allowed: float
+) -> None:
+    """Whether two sequences of a model know nothing of each other: some models remember in their
+    layers what they read, not in the cache that they are given. Raises ModelError."""
+    problem = problem_of(lambda: mixed_gap(backend, alone), allowed, backend)
+    if problem:
+        raise ModelError(
+            f"{backend.info.name} cannot be used: with a second conversation open, the first one "
+            f"{problem}. Its layers keep what they read beside the cache. Choose a model of "
+            "another architecture."
+        )
+
+
+def mixed_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:
+    """The largest logit difference where another sequence reads a text before the next token."""
+    size, other = backend.info.vocabulary_size, backend.open()
+    text = [7 * i % size for i in range(1, FEW + 1)]
+    backend.prefill(text, never)
+    other.prefill([5 * i % size for i in range(1, FEW + 1)], never)
+    found = backend.score(Tree(text[-1]), Sampling()).row(0).copy()
+    backend.accept([])
+    other.close()
+    return difference(found, alone(text))
 
 
 def problem_of(gap: Callable[[], float], allowed: float, backend: Checkable) -> str:

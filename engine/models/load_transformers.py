@@ -18,7 +18,7 @@ from transformers.utils import logging
 from engine.backends.base import BackendInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.chat_template import FILLER, can_think
-from engine.backends.check import FEW, TREE, check, resumes
+from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold, unfolded
 from engine.backends.transformers import TransformersBackend, filler, vocabulary_of
 from engine.errors import ModelError, SettingError, first_line
@@ -133,10 +133,11 @@ def examine_all(backend: TransformersBackend, allowed: float) -> None:
         for offset in (inside, beyond):
             if backend.info.can_tree and 0 <= offset < backend.info.context_length - 2 * FEW:
                 backend.offset = offset
-                backend.info = check(backend, reference, allowed)
+                backend.info = check(backend, reference, allowed, back=False)
     backend.offset = 0
     if backend.recurrent:
         backend.resumes = resumes(backend, reference, allowed)
+        check_apart(backend, reference, allowed)
 
 
 def pick_device(device: str) -> torch.device:

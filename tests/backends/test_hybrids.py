@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.model
 Load = Callable[[str], "TransformersBackend"]
 CLOSE = 1e-3
+FIXED = Drafting(budget="fixed", nodes=32)
 LONG = 20
 """Tokens of a draft: more than a chain may have."""
 
@@ -94,7 +95,7 @@ def test_the_same_tokens_with_wrong_drafts(hybrids: Load, family: str) -> None:
             plain = events_of(slow, text, wanted)
             said = [token.id for token in tokens_of(plain)]
             drafter = wrong_at([*text, *said], turn)
-            steps = events_of(fast, text, wanted, [drafter], Drafting(budget="fixed", nodes=32))
+            steps = events_of(fast, text, wanted, [drafter], FIXED)
             assert_lossless(plain, steps)
             lengths = [len(step.tokens) for step in steps]
             assert min(lengths[:-1]) == 1 and max(lengths) > 4, "some rejected, some accepted"
@@ -192,12 +193,12 @@ def test_after_a_failure_the_next_answer_is_right(
     with monkeypatch.context() as patch:
         breaking(backend, patch, layer, 3)
         with pytest.raises(Broken):
-            events_of(backend, text, wanted, [drafter])
+            events_of(backend, text, wanted, [drafter], FIXED)
     assert backend.cached == [] and backend.bytes == 0
-    assert_lossless(plain, events_of(backend, text, wanted, [drafter]))
+    assert_lossless(plain, events_of(backend, text, wanted, [drafter], FIXED))
     backend.prefill(text, never)
     backend.score(chain_of(text[-1], [5, 6]), GREEDY)  # not accepted
-    assert_lossless(plain, events_of(backend, text, wanted, [drafter]))
+    assert_lossless(plain, events_of(backend, text, wanted, [drafter], FIXED))
 
 
 @pytest.mark.parametrize("family", ["qwen3.5", "mamba2", "lfm2", "falcon-h1", "jamba"])
@@ -224,7 +225,12 @@ def test_stop_in_an_answer(hybrids: Load) -> None:
     plain = tokens_of(events_of(hybrids("qwen3.5"), text, wanted))
     drafter = wrong_at([*text, *(token.id for token in plain)], 4)
     steps = events_of(
-        backend, text, wanted, [drafter], cancelled=lambda: len(backend.cached) > len(text) + 8
+        backend,
+        text,
+        wanted,
+        [drafter],
+        FIXED,
+        cancelled=lambda: len(backend.cached) > len(text) + 8,
     )
     said = [token.id for token in tokens_of(steps)]
     assert steps[-1].finish == "cancelled" and said == [token.id for token in plain][: len(said)]
@@ -312,3 +318,39 @@ def test_what_a_family_takes_is_told_before_it_is_loaded(
     told = memory_need(str(save_hybrid(family, tmp_path)), "cpu", "auto", 2048).cache
     taken = bytes_of(backend.cache)
     assert states > 0 and 0.7 * told < taken < 1.05 * told, (told, taken, states)
+
+
+def test_a_model_that_remembers_beside_its_cache_is_refused(tmp_path: Any) -> None:
+    """Two conversations with it would mix."""
+    from engine.errors import ModelError
+    from engine.models.load_transformers import load_transformers
+
+    folder = save_hybrid("recurrent-gemma", tmp_path)
+    with pytest.raises(ModelError, match="with a second conversation open, the first one is off"):
+        load_transformers(str(folder), device="cpu")
+
+
+SWITCH = 64
+FACTORS = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 5.0, 9.0], "original_max_position_embeddings": SWITCH, "factor": 4.0,
+}  # fmt: skip
+
+
+def test_a_hybrid_whose_rotary_factors_depend_on_the_length(tmp_path: Any) -> None:
+    """Chains end at the switch, and behind it the same tokens follow."""
+    from engine.models.load_transformers import load_transformers
+
+    folder = save_hybrid("lfm2", tmp_path, rope_parameters=FACTORS, eos_token_id=None)
+    backend = load_transformers(str(folder), device="cpu")
+    backend.info = replace(backend.info, eos_ids=frozenset())
+    assert backend.info.leaves == 1 and backend.rotary.switches == [SWITCH]
+    assert [backend.depth_limit(length) for length in (40, 50, 60, 64, 65)] == [16, 14, 4, 0, 16]
+    for size in (50, 60, 63, 64, 65, 80):
+        text, wanted = prompt_of(size), Generation(Sampling(0.7, seed=size), max_tokens=30)
+        plain = events_of(fresh(backend), text, wanted)
+        truth = [*text, *(token.id for token in tokens_of(plain))]
+        steps = events_of(backend, text, wanted, [wrong_at(truth, size, 0.1)], FIXED)
+        assert_lossless(plain, steps)
+        assert len(steps) < 20 < len(plain)
+        assert gap(after(fresh(backend), truth), alone(backend, truth)) < CLOSE

@@ -70,18 +70,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-mamba": ("FalconMambaConfig", {**USUAL, "state_size": 8}),
 }  # fmt: skip
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "recurrent-gemma": (
+        "RecurrentGemmaConfig",
+        {**ATTENTION, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 512},
+    ),
+}
+"""Families that cannot be used: they keep what they read in their layers, not in a cache."""
 """The library's class of each config, and its settings."""
 SHARPER = 3.0
 """By how much the matrices of a fresh model are multiplied."""
 
 
-def save_hybrid(family: str, folder: Path) -> Path:
-    """Write a random model of a family, always the same one; returns its folder."""
+def save_hybrid(family: str, folder: Path, **changes: Any) -> Path:
+    """Write a random model of a family, always the same one, some settings of its config changed;
+    returns its folder."""
     import torch
     import transformers
 
-    name, settings = FAMILIES[family]
-    config = getattr(transformers, name)(**settings, eos_token_id=2, bos_token_id=1, pad_token_id=0)
+    name, settings = {**FAMILIES, **REFUSED}[family]
+    special = {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
+    config = getattr(transformers, name)(**{**settings, **special, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
