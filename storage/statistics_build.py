@@ -85,47 +85,41 @@ def sorted_windows(
     return columns, np.diff(np.append(starts, len(fresh)))
 
 
+class Level(NamedTuple):
+    """The n-grams of one length that end in a token of the vocabulary, in ascending order: all
+    tokens but the last, packed; the last one; and how often each was seen."""
+
+    keys: Ints
+    tokens: NDArray[np.uint32]
+    counts: Ints
+
+
 class Grams:
-    """All n-grams of the documents: those of each length are runs in one sorted list of windows.
+    """All n-grams of some documents: those of each length are runs in one sorted list of windows.
 
     Behind the end of a document stands `pad`, a token that no vocabulary has.
     """
 
-    def __init__(
-        self, documents: Sequence[NDArray[np.uint32]], vocabulary: int, fewest: int = FEWEST
-    ) -> None:
-        self.fewest = fewest
+    def __init__(self, documents: Sequence[NDArray[np.uint32]], vocabulary: int) -> None:
         self.pad, self.bits = vocabulary, key_bits(vocabulary)
-        self.columns, counts = sorted_windows(documents, self.pad, self.bits)
-        self.starts: list[Ints] = [np.zeros(1, dtype=np.int64)]
-        self.counts: list[Ints] = [np.array([counts.sum()])]
-        changed = np.zeros(len(counts), dtype=bool)
+        self.columns, self.counts = sorted_windows(documents, self.pad, self.bits)
+        self.starts: list[Ints] = []
+        changed = np.zeros(len(self.counts), dtype=bool)
         changed[0] = True
         for column in self.columns:
             changed[1:] |= column[1:] != column[:-1]
             self.starts.append(np.flatnonzero(changed))
-            self.counts.append(np.add.reduceat(counts, self.starts[-1]))
 
-    def pack(self, size: int, which: Ints, first: int = 0) -> Ints:
-        """N-grams of `size` tokens, from the token `first` on, as integers in the same order."""
-        rows = self.starts[size][which]
+    def level(self, size: int) -> Level:
+        """The n-grams of `size` tokens and one more."""
+        starts = self.starts[size]
+        last = self.columns[size][starts]
+        real = last != self.pad
+        rows = starts[real]
         packed = np.zeros(len(rows), dtype=np.int64)
-        for column in self.columns[first:size]:
+        for column in self.columns[:size]:
             packed = packed << self.bits | column[rows]
-        return packed
-
-    def parents(self, size: int) -> Ints:
-        """For every n-gram of `size` tokens, the index of what it is without its last token."""
-        return np.searchsorted(self.starts[size - 1], self.starts[size], side="right") - 1
-
-    def frequent(self, size: int) -> tuple[NDArray[np.bool_], Ints]:
-        """Which n-grams of `size` tokens end with a real token, and the indices of frequent ones.
-
-        What is frequent without its first token is so with it: the suffix of a frequent n-gram is
-        always among the frequent ones.
-        """
-        real = self.columns[size - 1][self.starts[size]] != self.pad
-        return real, np.flatnonzero(real & (self.counts[size] >= self.fewest))
+        return Level(packed, last[real], np.add.reduceat(self.counts, starts)[real])
 
 
 class Chances(NamedTuple):
@@ -160,55 +154,63 @@ class Keys:
 
     def sizes(self) -> Ints:
         """The bytes that each key takes in the file, about. A primary key has 7 bits per byte."""
-        longest = int(self.packed[-1]).bit_length() if len(self.packed) else 0
+        longest = int(self.packed[0]).bit_length() if len(self.packed) else 0
         own = HEAD + ROW_BYTES + (longest + 6) // 7
         return np.diff(self.first) * self.entries.itemsize + own
 
 
-def chances_of_tokens(grams: Grams) -> Chances:
-    """How frequent the tokens are: what one knows without a key."""
-    _, often = grams.frequent(1)
-    return Chances(grams.pack(1, often), grams.counts[1][often] / grams.counts[0][0])
+def chances_of_tokens(level: Level, total: int, fewest: int) -> Chances:
+    """How frequent the tokens are among `total`: what one knows without a key."""
+    often = level.counts >= fewest
+    return Chances(level.tokens[often].astype(np.int64), level.counts[often] / total)
 
 
-def keys_of(grams: Grams, size: int, shorter: Chances) -> tuple[Keys, Chances]:
+def keys_of(
+    level: Level, size: int, shorter: Chances, vocabulary: int, fewest: int
+) -> tuple[Keys, Chances]:
     """The keys of `size` tokens with their followers, best first; and what they make likely.
 
-    A key adds to what the shorter one says, by as much as it is trusted: the more, the oftener it
-    was seen and the fewer next tokens it had. Its gain is the number of bits by which the texts
-    that it stands in become likelier so.
+    `level` holds all followers of each key that it holds. A key adds to what the shorter one says,
+    by as much as it is trusted: the more, the oftener it was seen and the fewer next tokens it had.
+    Its gain is the number of bits by which the texts that it stands in become likelier so.
     """
-    counts, owners = grams.counts[size + 1], grams.parents(size + 1)
-    real, often = grams.frequent(size + 1)
-    totals, distinct = np.bincount(owners, counts * real), np.bincount(owners, real)
-    counts, owners = counts[often], owners[often]
+    bits = key_bits(vocabulary)
+    owners = np.cumsum(np.diff(level.keys, prepend=level.keys[:1]) != 0)
+    totals, distinct = np.bincount(owners, level.counts), np.bincount(owners)
+    # What is frequent without its first token is so with it: its suffix is among `shorter`.
+    often = np.flatnonzero(level.counts >= fewest)
+    keys, tokens, counts, owners = (column[often] for column in (*level, owners))
     shares = counts / totals[owners]
     trusts = totals[owners] / (totals[owners] + DOUBT * distinct[owners])
-    suffixes = np.searchsorted(shorter.packed, grams.pack(size + 1, often, first=1))
-    expected = shorter.values[suffixes]
+    suffixes = (keys & (1 << bits * (size - 1)) - 1) << bits | tokens
+    expected = shorter.values[np.searchsorted(shorter.packed, suffixes)]
     chances = trusts * shares + (1 - trusts) * expected
     gains = counts * np.log2(chances / expected)
 
     # Rows are in the order of their owners already; within one, the most frequent come first.
     order = np.argsort(owners << 32 | LARGEST_COUNT - counts, kind="stable")
-    best = ranks(owners) < FOLLOWERS
-    order, owners = order[best], owners[best]
-    first = np.flatnonzero(ranks(owners) == 0)
-    which = owners[first]
-    token_type = "<u4" if entry_format(grams.pad) is WIDE else "<u2"
-    entries = np.empty(len(order), dtype=[("share", "u1"), ("token", token_type)])
+    order = order[ranks(owners) < FOLLOWERS]
+    first = np.flatnonzero(ranks(owners[order]) == 0)
+    which = owners[order[first]]
+    entries = np.empty(len(order), dtype=entry_type(vocabulary))
     entries["share"] = nearest(shares[order], SHARES)
-    entries["token"] = grams.columns[size][grams.starts[size + 1][often[order]]]
-    keys = Keys(
-        grams.pack(size, which) | size << grams.bits * size,
-        np.add.reduceat(gains[order], first),
+    entries["token"] = tokens[order]
+    found = Keys(
+        keys[order[first]] | size << bits * size,
+        np.add.reduceat(gains[order], first) if len(first) else gains,
         np.append(first, len(order)),
         np.stack([nearest(v[which], COUNTS) for v in (totals, distinct)], axis=1),
         entries,
     )
     if size == KEY_SIZE:  # nobody asks further, and four wide tokens would not fit an integer
-        return keys, shorter
-    return keys, Chances(grams.pack(size + 1, often), chances)
+        return found, shorter
+    return found, Chances(keys << bits | tokens, chances)
+
+
+def entry_type(vocabulary: int) -> np.dtype[np.void]:
+    """An entry of a key for a vocabulary of that many tokens."""
+    token_type = "<u4" if entry_format(vocabulary) is WIDE else "<u2"
+    return np.dtype([("share", "u1"), ("token", token_type)])
 
 
 def ranks(owners: Ints) -> Ints:
@@ -225,23 +227,64 @@ def nearest(values: NDArray[Any], scale: Sequence[float]) -> NDArray[np.uint8]:
 
 
 def rows(levels: Sequence[Keys], bits: int, budget: int) -> Iterator[tuple[int, bytes]]:
-    """(key, blob) of the keys that gain most per byte, within `budget` bytes, in key order.
-
-    `levels` are in order of length. A suffix is worth at least what the longer key is and goes
-    first where they are worth the same, so it is kept with it.
-    """
+    """(key, blob) of the keys that gain most per byte, within `budget` bytes, in key order."""
     sizes = [keys.sizes() for keys in levels]
     worth = [keys.gains / size for keys, size in zip(levels, sizes, strict=True)]
-    for size in range(len(levels) - 1, 0, -1):
-        suffixes = levels[size].packed & (1 << bits * size) - 1 | size << bits * size
-        shorter = np.searchsorted(levels[size - 1].packed, suffixes)
-        np.maximum.at(worth[size - 1], shorter, worth[size])
-    best = np.argsort(-np.concatenate(worth), kind="stable")
-    kept = np.zeros(len(best), dtype=bool)
-    kept[best[np.cumsum(np.concatenate(sizes)[best]) <= budget]] = True
+    packed = [keys.packed for keys in levels]
+    for size in range(len(levels), 1, -1):
+        lift(packed[size - 2], worth[size - 2], packed[size - 1], worth[size - 1], size - 1, bits)
+    best = Best(budget)
+    start = 0
+    for value, size in zip(worth, sizes, strict=True):
+        best.offer(value, size, start)
+        start += len(value)
+    start = 0
     for keys in levels:
-        yield from keys.blobs(np.flatnonzero(kept[: len(keys.packed)]))
-        kept = kept[len(keys.packed) :]
+        yield from keys.blobs(best.within(start, len(keys.packed)))
+        start += len(keys.packed)
+
+
+def lift(
+    shorter: Ints, worth: Floats, longer: Ints, longer_worth: Floats, size: int, bits: int
+) -> None:
+    """Have a key of `size` tokens be worth at least what the longer ones are that it ends. It goes
+    first where they are worth the same, so it is kept with them."""
+    suffixes = longer & (1 << bits * size) - 1 | size << bits * size
+    np.maximum.at(worth, np.searchsorted(shorter, suffixes), longer_worth)
+
+
+class Best:
+    """The keys that are worth most, within a budget of bytes; of the same worth the first.
+
+    They are offered in order, in as many pieces as one likes. What no longer fits is forgotten, but
+    for the first of it: what is worth less than that does not fit either.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.worth, self.sizes = np.empty(0), np.empty(0, dtype=np.int64)
+        self.numbers = np.empty(0, dtype=np.int64)
+
+    def offer(self, worth: Floats, sizes: Ints, start: int) -> None:
+        """Keys with the numbers from `start` on."""
+        numbers = np.arange(start, start + len(worth))
+        worth, sizes, numbers = (
+            np.concatenate(pair)
+            for pair in (
+                (self.worth, worth),
+                (self.sizes, sizes),
+                (self.numbers, numbers),
+            )
+        )
+        # Those that were kept come first, in order of worth; a stable sort keeps their order.
+        order = np.argsort(-worth, kind="stable")
+        order = order[np.cumsum(sizes[order]) - sizes[order] <= self.budget]
+        self.worth, self.sizes, self.numbers = worth[order], sizes[order], numbers[order]
+
+    def within(self, start: int, count: int) -> Ints:
+        """Which of `count` keys from number `start` on are among them, in order."""
+        kept = self.numbers[np.cumsum(self.sizes) <= self.budget]
+        return np.sort(kept[(kept >= start) & (kept < start + count)]) - start
 
 
 def build(
@@ -262,19 +305,20 @@ def build(
     Raises StorageError when there is nothing to count or the file cannot be written.
     """
     check(documents, vocabulary)
+    total = sum(len(document) for document in documents)
     progress("sort", 0.0)
-    grams = Grams(documents, vocabulary, fewest)
+    grams = Grams(documents, vocabulary)
     progress("sort", 1.0)
-    levels, chances = [], chances_of_tokens(grams)
+    levels, chances = [], chances_of_tokens(grams.level(0), total, fewest)
     for size in range(1, KEY_SIZE + 1):
-        keys, chances = keys_of(grams, size, chances)
+        keys, chances = keys_of(grams.level(size), size, chances, vocabulary, fewest)
         levels.append(keys)
         progress("count", size / KEY_SIZE)
     meta = {
         "format": str(FORMAT),
         "tokenizer": tokenizer,
         "vocabulary": str(vocabulary),
-        "tokens": str(sum(len(document) for document in documents)),
+        "tokens": str(total),
         "documents": str(len(documents)),
         "title": title,
     }
