@@ -179,13 +179,14 @@ def keys_of(
     totals, distinct = np.bincount(owners, level.counts), np.bincount(owners)
     # What is frequent without its first token is so with it: its suffix is among `shorter`.
     often = np.flatnonzero(level.counts >= fewest)
-    keys, tokens, counts, owners = (column[often] for column in (*level, owners))
+    keys, tokens, counts = level.keys[often], level.tokens[often], level.counts[often]
+    owners = owners[often]
     shares = counts / totals[owners]
     trusts = totals[owners] / (totals[owners] + DOUBT * distinct[owners])
     suffixes = (keys & (1 << bits * (size - 1)) - 1) << bits | tokens
     expected = shorter.values[np.searchsorted(shorter.packed, suffixes)]
     chances = trusts * shares + (1 - trusts) * expected
-    gains = counts * np.log2(chances / expected)
+    gains: Floats = counts * np.log2(chances / expected)
 
     # Rows are in the order of their owners already; within one, the most frequent come first.
     order = np.argsort(owners << 32 | LARGEST_COUNT - counts, kind="stable")
@@ -235,9 +236,9 @@ def rows(levels: Sequence[Keys], bits: int, budget: int) -> Iterator[tuple[int, 
         lift(packed[size - 2], worth[size - 2], packed[size - 1], worth[size - 1], size - 1, bits)
     best = Best(budget)
     start = 0
-    for value, size in zip(worth, sizes, strict=True):
-        best.offer(value, size, start)
-        start += len(value)
+    for values, taken in zip(worth, sizes, strict=True):
+        best.offer(values, taken, start)
+        start += len(values)
     start = 0
     for keys in levels:
         yield from keys.blobs(best.within(start, len(keys.packed)))
@@ -268,15 +269,9 @@ class Best:
     def offer(self, worth: Floats, sizes: Ints, start: int) -> None:
         """Keys with the numbers from `start` on."""
         numbers = np.arange(start, start + len(worth))
-        worth, sizes, numbers = (
-            np.concatenate(pair)
-            for pair in (
-                (self.worth, worth),
-                (self.sizes, sizes),
-                (self.numbers, numbers),
-            )
-        )
         # Those that were kept come first, in order of worth; a stable sort keeps their order.
+        worth, sizes = np.append(self.worth, worth), np.append(self.sizes, sizes)
+        numbers = np.append(self.numbers, numbers)
         order = np.argsort(-worth, kind="stable")
         order = order[np.cumsum(sizes[order]) - sizes[order] <= self.budget]
         self.worth, self.sizes, self.numbers = worth[order], sizes[order], numbers[order]

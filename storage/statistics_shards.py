@@ -1,9 +1,10 @@
 """Makes the same statistics file from more text than memory holds.
 
-Documents are counted shard by shard: the n-grams of each length, sorted, go to Parquet files. DuckDB
-adds them up, for one range of keys after the other, so that all followers of a key meet in memory.
-What then ranks and chooses them is that of the builder in memory (storage/statistics_build.py), on
-the same numbers in the same order: so the file is the same, byte for byte.
+Documents are counted shard by shard: the n-grams of each length, sorted, go to Parquet files.
+DuckDB adds them up, for one range of keys after the other, so that all followers of a key meet in
+memory. What then ranks and chooses them is that of the builder in memory
+(storage/statistics_build.py), on the same numbers in the same order: so the file is the same, byte
+for byte.
 
 Every file is written under another name and moved into place when it is complete, and a file that
 is there is not made again. So who is interrupted goes on where they were, with the same command.
@@ -74,28 +75,34 @@ class Plan:
     vocabulary: int
     fewest: int
 
-    def claim(self, folder: Path) -> None:
-        """Make a folder the work folder of this plan. Raises StorageError where it is another's."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def claim(self, folder: Path, shard: int) -> int:
+        """Make a folder the work folder of this plan, with shards of about so many characters; or
+        those it was begun with. Raises StorageError where it is another's."""
         wanted = json.loads(json.dumps(asdict(self)))
         path = folder / PLAN
-        if not path.exists():
-            if any(folder.iterdir()):
-                raise StorageError(
-                    f"The work folder {str(folder)!r} holds something else. Give a new one."
-                )
-            with moved(path) as partial:
-                partial.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                if any(not each.name.startswith(".") for each in folder.iterdir()):
+                    raise StorageError(
+                        f"The work folder {str(folder)!r} holds something else. Give a new one."
+                    )
+                with moved(path) as partial:
+                    text = json.dumps(wanted | {"shard": shard}, indent=1)
+                    partial.write_text(text, encoding="utf-8")
             found = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise StorageError(f"The plan {str(path)!r} cannot be read: {error}.") from error
-        other = [name for name in wanted if found.get(name) != wanted[name]]
+            other = [name for name in wanted if found.get(name) != wanted[name]]
+            begun = int(found["shard"])
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise StorageError(
+                f"The work folder {str(folder)!r} cannot be used: {error}. Give a new one."
+            ) from error
         if other:
             raise StorageError(
-                f"The work folder {str(folder)!r} was begun with other {' and '.join(other)}. Give "
-                "a new one, or delete this one."
+                f"The work folder {str(folder)!r} was begun with another {' and '.join(other)}. "
+                "Give a new one, or delete this one."
             )
+        return begun
 
 
 @contextmanager
