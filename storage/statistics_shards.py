@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import StorageError
+from engine.errors import StorageError, first_line
 from storage.statistics import FORMAT, KEY_SIZE, key_bits
 from storage.statistics_build import (
     Best,
@@ -118,8 +118,10 @@ def moved(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def connection(folder: Path, memory: int = 0, threads: int = 0) -> Any:
-    """DuckDB, which swaps to the folder where it takes more than so many bytes of memory."""
+@contextmanager
+def connection(folder: Path, memory: int = 0, threads: int = 0) -> Iterator[Any]:
+    """DuckDB, which swaps to the folder where it takes more than so many bytes of memory. Raises
+    StorageError, also for what goes wrong while it is used."""
     try:
         import duckdb
     except ImportError as error:
@@ -135,7 +137,15 @@ def connection(folder: Path, memory: int = 0, threads: int = 0) -> Any:
     made.execute("SET preserve_insertion_order = false")
     if threads:
         made.execute(f"SET threads = {threads}")
-    return made
+    try:
+        yield made
+    except duckdb.Error as error:
+        raise StorageError(
+            f"DuckDB stopped in {str(folder)!r}: {first_line(error)} Give more --memory, or a "
+            "--work-dir with more room."
+        ) from error
+    finally:
+        made.close()
 
 
 def quoted(path: Path) -> str:
@@ -160,7 +170,7 @@ def count_shard(folder: Path, number: int, documents: Documents, vocabulary: int
         check(documents, vocabulary)
     if tokens:
         grams = Grams(documents, vocabulary)
-        with closing(connection(folder, threads=1)) as duck:
+        with connection(folder, threads=1) as duck:
             for size in range(LEVELS):
                 level = grams.level(size)
                 # DuckDB reads the arrays where they are.
@@ -286,7 +296,7 @@ class Reduction:
     def rank(self, size: int, shorter: Chances) -> Chances:
         """Rank what follows the keys of `size` tokens; gives what they make likely."""
         plan, parts = self.plan, len(self.cuts[size])
-        with closing(connection(self.folder, int(self.memory * (1 - SHARE)))) as duck:
+        with connection(self.folder, int(self.memory * (1 - SHARE))) as duck:
             for part in range(parts):
                 if not self.ranked(size, part).exists():
                     level = self.level(duck, size, part)
@@ -303,7 +313,7 @@ class Reduction:
 
     def rank_all(self) -> None:
         """Rank the keys of every length."""
-        with closing(connection(self.folder, int(self.memory * (1 - SHARE)))) as duck:
+        with connection(self.folder, int(self.memory * (1 - SHARE))) as duck:
             self.cuts[0] = [0]
             chances = chances_of_tokens(self.level(duck, 0, 0), self.tokens, self.plan.fewest)
         for size in range(1, LEVELS):
