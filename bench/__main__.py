@@ -7,7 +7,7 @@ from bench.commands import run_command
 
 COMMANDS = (
     *("ablation", "speed", "live", "inflate", "record", "replay", "drafting"),
-    *("lookup", "stack", "door", "overhead", "page", "to-gguf", "truth", "curve", "store"),
+    *("lookup", "stack", "heads", "door", "overhead", "page", "to-gguf", "truth", "curve", "store"),
     *("chains", "statistics"),
 )
 

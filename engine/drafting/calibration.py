@@ -44,8 +44,10 @@ recorded answers of Vicuna-7B (docs/log.md)."""
 HEAD_DEPTHS, HEAD_CLASSES = 5, 7
 """A head's evidence is told apart by depth, deeper ones counted as the last, and by the probability
 of its likeliest token. Together these make as many kinds as there are strengths."""
-HEAD_PRIORS = (0.85, 0.8, 0.75, 0.7, 0.65)
-"""The weight of a head at each depth before anything is observed."""
+HEAD_PRIORS = (0.5, 0.62, 0.72, 0.78, 0.82, 0.85, 0.9)
+"""The weight of a head's evidence by probability class before anything is observed."""
+DEEPER = 0.93
+"""How much less it is at each further depth."""
 WITH_HEAD = "with head:"
 """Begins the rows of what evidence is worth where a head says something beside it."""
 UNIGRAM_PRIORS: Mapping[str, tuple[float, float]] = {
@@ -160,7 +162,7 @@ class Calibration:
             for tier, pairs in PRIORS.items()
         }
         self.weights[HEAD] = [
-            EvidenceWeights(HEAD, length, (HEAD_PRIORS[s // HEAD_CLASSES] for s in STRENGTH_RANGE))
+            EvidenceWeights(HEAD, length, map(head_prior, STRENGTH_RANGE))
             for length in range(1, LONGEST + 1)
         ]
         self.errors = ErrorModel()
@@ -258,6 +260,12 @@ STRENGTH_RANGE = range(STRENGTHS)
 def priors_of(a: float, b: float) -> list[float]:
     """The weights of all strengths."""
     return [prior(strength, a, b) for strength in STRENGTH_RANGE]
+
+
+def head_prior(kind: int) -> float:
+    """The first weight of a kind of head's evidence."""
+    depth, chance = divmod(kind, HEAD_CLASSES)
+    return HEAD_PRIORS[chance] * DEEPER**depth
 
 
 def prior(strength: int, a: float, b: float) -> float:

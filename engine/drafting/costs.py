@@ -97,21 +97,32 @@ HEAD_LEVELS = 5
 WHOLE = -1
 """Stands for all calls of a step together, where a level is meant."""
 HEAD_GAIN = 0.05
-"""How far an observation moves what is known of a head, once a few were made."""
+"""How far an observation moves what is known of the time of a call, once a few were made."""
+HEAD_PRIOR, HEAD_MEMORY = 4.0, 60.0
+"""What the first gains of a head count for, and beyond what the old ones fade, in probability that
+was open where it was asked."""
 
 
 @dataclass(slots=True)
 class HeadPace:
-    """What a head takes, and what asking it has added: for engine/drafting/head.py.
+    """What a head takes, and what asking it has brought: for engine/drafting/head.py.
 
-    `seconds[d]` are those of the call for level d below the root, and `gains[d]` is what it adds to
-    the tokens that a step is expected to emit, as a share of the probability that the tree leaves
-    open there. The last of each is for all calls of a step. `seen` counts what was observed.
+    `seconds[d]` are those of the call for level d below the root. `added[d]` are the tokens that
+    such calls added to their steps, the rows of the forward paid. `missing[d]` is the probability
+    that the tree had left open there, in all. The last of each is for all calls of a step. `seen`
+    counts what was timed.
     """
 
-    gains: list[float] = field(default_factory=lambda: [0.85] * HEAD_LEVELS + [1.5])
+    added: list[float] = field(
+        default_factory=lambda: [0.85 * HEAD_PRIOR] * HEAD_LEVELS + [1.5 * HEAD_PRIOR]
+    )
+    missing: list[float] = field(default_factory=lambda: [HEAD_PRIOR] * (HEAD_LEVELS + 1))
     seconds: list[float] = field(default_factory=lambda: [0.0] * (HEAD_LEVELS + 1))
     seen: list[int] = field(default_factory=lambda: [0] * (HEAD_LEVELS + 1))
+
+    def gain(self, which: int) -> float:
+        """The tokens that a call adds, as a share of the probability that is open."""
+        return self.added[which] / self.missing[which]
 
     def pays(self, level: int, missing: float, expected: float, step: float) -> bool:
         """Whether to ask for a level where the tree leaves `missing` open, is `expected` to emit so
@@ -124,24 +135,28 @@ class HeadPace:
             # A level that nobody has asked for will take what the one above it takes.
             known = max((n for n in range(at + 1) if self.seen[n]), default=0)
             takes = self.seconds[known if which == at else which]
-            if self.gains[which] * missing * step > takes * expected:
+            if self.gain(which) * missing * step > takes * expected:
                 return True
         return False
 
-    def learn(self, level: int, missing: float, added: float, seconds: float) -> None:
-        """The head was asked for a level, or for all of a step: what that added, and took."""
+    def took(self, level: int, seconds: float) -> None:
+        """The call for a level, or all of a step, took so long."""
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.seen[at] += 1
-        gain = max(HEAD_GAIN, 1 / (self.seen[at] + 1))
         known = self.seconds[at]
         # One hiccup of the machine must not decide.
         cut = min(seconds, 3 * known) if known else seconds
-        self.seconds[at] = known + gain * (cut - known) if known else seconds
-        self.gains[at] += gain * (added / max(missing, LEAST_MISSING) - self.gains[at])
+        gain = max(HEAD_GAIN, 1 / self.seen[at])
+        self.seconds[at] = known + gain * (cut - known)
 
-
-LEAST_MISSING = 0.05
-"""Where less is open, what asking adds says little of what it adds elsewhere."""
+    def brought(self, level: int, missing: float, added: float) -> None:
+        """It has added so many tokens where so much was missing."""
+        at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
+        self.added[at] += added
+        self.missing[at] += missing
+        if self.missing[at] > HEAD_MEMORY:
+            self.added[at] /= 2
+            self.missing[at] /= 2
 
 
 HEAD_BALANCE = 2.0

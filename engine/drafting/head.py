@@ -127,9 +127,26 @@ class Look:
     seconds: float
     chances: tuple[float, ...] = ()
 
-    def worth(self, spent: float) -> float:
-        """Tokens per second when the head took so long."""
-        return self.expected / (self.seconds + spent)
+    def kept(self, said: Sequence[int]) -> int:
+        """How many of the tokens that were said lie in the tree."""
+        row, count = 0, 0
+        for token in said:
+            child = self.tree.children[row].get(token)
+            if child is None:
+                break
+            row, count = child, count + 1
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a head for a level: what the tree left open there, and how it looked before and
+    after it."""
+
+    level: int
+    missing: float
+    before: Look
+    after: Look
 
 
 class HeadDrafter:
@@ -152,6 +169,8 @@ class HeadDrafter:
         self.head, self.tier, self.cancelled = head, tier, cancelled
         self.alone, self.merged = alone, merged
         self.grew_alone = False
+        self.asked: Ask | None = None
+        """The latest question, until it is known what was said."""
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Ask the head. The tree is grown here only where no database drafts in this step."""
@@ -163,20 +182,21 @@ class HeadDrafter:
         with_databases = self.merged is not None and DATABASES in budget.asked
         hierarchy = self.merged if self.merged is not None and with_databases else self.alone
         clock = perf_counter()
+        self.asked = ask = Ask(hierarchy, tokens, budget)
         try:
-            calls = self.ask(Ask(hierarchy, tokens, budget))
+            self.ask(ask)
         except BaseException:
             self.clear()
             raise
         finally:
             self.head.forget()
         seconds = perf_counter() - clock
-        if calls:
+        if ask.calls:
             budget.spend(seconds)
         if hierarchy is self.alone:
             self.grew_alone = True
             self.alone.grow(tree, tokens, budget)
-        return {HEAD: Work(seconds, calls)}
+        return {HEAD: Work(seconds, len(ask.calls))}
 
     def clear(self) -> None:
         """Forget what the head has said."""
@@ -185,63 +205,54 @@ class HeadDrafter:
             if hierarchy is not None:
                 hierarchy.forget()
 
-    def ask(self, ask: "Ask") -> int:
-        """Ask level by level while that pays; returns the number of calls."""
-        pace, tokens, budget = ask.pace, ask.tokens, ask.budget
-        first = ask.look()
-        missing = ask.missing(0, first)
-        due = budget.due == HEAD
-        if not (due or pace is None or pace.pays(0, missing, first.expected, first.seconds)):
-            return 0
+    def ask(self, ask: "Ask") -> None:
+        """Ask level by level while that pays; the calls are kept in `ask`."""
+        pace, tokens = ask.pace, ask.tokens
+        look = ask.look()
+        missing = ask.missing(0, look)
+        due = ask.budget.due == HEAD
+        if not (due or pace is None or pace.pays(0, missing, look.expected, look.seconds)):
+            return
         clock = perf_counter()
         guess = self.head.start(tokens, self.tier.sampling, self.cancelled)
         if guess is None:
-            return 1
+            ask.called(0, missing, look, clock)
+            return
         root = Node((), tuple(tokens[-LONGEST:]), 0)
         self.tier.add(root.suffix, guess, 0, len(tokens))
-        level, calls, look = [root], 1, ask.look_again()
-        spent = perf_counter() - clock
-        if pace is not None:
-            pace.learn(0, missing, gained(first, look, 0.0), spent)
-        for depth in range(1, min(self.head.info.depth, budget.depth)):
+        level = [root]
+        look = ask.called(0, missing, look, clock)
+        for depth in range(1, min(self.head.info.depth, ask.budget.depth)):
             frontier = ask.frontier(look.tree, level, depth, self.head.info.branches)
-            open_here = ask.missing(depth, look) if frontier else 0.0
-            seconds = look.seconds + spent
-            if not frontier or (
-                pace is not None and not pace.pays(depth, open_here, look.expected, seconds)
-            ):
-                break
-            started = perf_counter()
-            parents, said = [node.parent for node in frontier], [n.path[-1] for n in frontier]
-            guesses = self.head.extend(parents, said)
+            missing = ask.missing(depth, look) if frontier else 0.0
+            seconds = look.seconds + ask.spent
+            pays = pace is None or pace.pays(depth, missing, look.expected, seconds)
+            if not frontier or not pays:
+                return
+            clock = perf_counter()
+            guesses = self.head.extend(
+                [node.parent for node in frontier], [node.path[-1] for node in frontier]
+            )
             for node, guess in zip(frontier, guesses, strict=True):
                 self.tier.add(node.suffix, guess, depth, len(tokens) + depth)
-            level, calls, before, look = frontier, calls + 1, look, ask.look_again()
-            ended = perf_counter()
-            if pace is not None:
-                pace.learn(depth, open_here, gained(before, look, spent), ended - started)
-            spent = ended - clock
-        if pace is not None:
-            pace.learn(WHOLE, missing, gained(first, look, 0.0), spent)
-        return calls
+            level = frontier
+            look = ask.called(depth, missing, look, clock)
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Read a prompt; learn what the guesses were worth where no database drafted."""
+        """Read a prompt. Learn what the calls were worth, and the guesses where no database
+        drafted."""
         if new == len(tokens):
             self.head.start(tokens, self.tier.sampling, self.cancelled)
             self.head.forget()
+        if self.asked is not None and self.asked.decided == len(tokens) - new:
+            self.asked.settle(tokens[len(tokens) - new :])
+        self.asked = None
         if self.grew_alone:
             self.alone.observe(tokens, new)
             self.grew_alone = False
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept."""
-
-
-def gained(before: Look, after: Look, spent: float) -> float:
-    """The tokens that a call has added to what is expected, what their nodes take already paid;
-    what the call took is not, but what was `spent` before it."""
-    return (after.worth(spent) / before.worth(spent) - 1.0) * before.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +275,37 @@ class Ask:
     def __init__(self, hierarchy: Hierarchy, tokens: Sequence[int], budget: Budget) -> None:
         self.hierarchy, self.tokens, self.budget = hierarchy, tokens, budget
         self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
+        self.decided = len(tokens)
+        self.calls: list[Call] = []
+        self.spent = 0.0
+
+    def called(self, level: int, missing: float, before: Look, clock: float) -> Look:
+        """The head was called for a level since `clock`: how the tree looks then."""
+        self.hierarchy.forget()
+        after = self.look()
+        seconds = perf_counter() - clock
+        self.spent += seconds
+        if self.pace is not None:
+            self.pace.took(level, seconds)
+        self.calls.append(Call(level, missing, before, after))
+        return after
+
+    def settle(self, said: Sequence[int]) -> None:
+        """Learn what the calls brought: the target said these tokens.
+
+        What counts is what was kept, not what was expected. The rows that a call adds to the
+        forward are paid in tokens, at the pace of the tree before it.
+        """
+        if self.pace is None or not self.calls:
+            return
+        self.pace.took(WHOLE, self.spent)
+        first, last = self.calls[0], self.calls[-1]
+        whole = Call(WHOLE, first.missing, first.before, last.after)
+        for call in (*self.calls, whole):
+            rows = call.after.seconds - call.before.seconds
+            pace = call.before.expected / call.before.seconds
+            added = call.after.kept(said) - call.before.kept(said) - rows * pace
+            self.pace.brought(call.level, call.missing, added)
 
     def look(self) -> Look:
         """The tree from what is known now."""
@@ -285,11 +327,6 @@ class Ask:
             row = tree.add(row, grown.tokens[at], grown.sources[at])
         seconds = 1.0 if self.budget.costs is None else self.budget.costs.table[len(rows)]
         return Look(tree, expected, seconds, (1.0, *(chances[at] for at in rows)))
-
-    def look_again(self) -> Look:
-        """The same after the head has said more."""
-        self.hierarchy.forget()
-        return self.look()
 
     def missing(self, depth: int, look: Look) -> float:
         """The probability that the answer reaches a level of the tree, and leaves it there."""

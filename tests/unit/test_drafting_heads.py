@@ -453,20 +453,24 @@ def test_what_asking_brings_and_takes_is_learned() -> None:
     pace = HeadPace()
     assert pace.pays(0, 0.5, 1.0, 1.0), "what was never asked is tried"
     for _ in range(60):
-        pace.learn(0, 0.5, 0.4, 0.3)
-        pace.learn(WHOLE, 0.5, 0.4, 0.3)
-    assert pace.gains[0] == pytest.approx(0.8, abs=0.1)
+        for level in (0, WHOLE):
+            pace.took(level, 0.3)
+            pace.brought(level, 0.5, 0.4)
+    assert pace.gain(0) == pytest.approx(0.8, abs=0.1)
     assert pace.seconds[0] == pytest.approx(0.3)
     assert pace.pays(0, 0.5, 1.0, 1.0) and not pace.pays(0, 0.05, 1.0, 1.0)
     assert not pace.pays(0, 0.5, 3.0, 1.0), "where much is expected already, less is added"
-    pace.learn(0, 0.5, 0.4, 300.0)
+    pace.took(0, 300.0)
     assert pace.seconds[0] < 0.4, "one hiccup decides nothing"
-    pace.learn(9, 0.5, 0.4, 0.3)
+    pace.took(9, 0.3)
     assert pace.seen == [61, 0, 0, 0, 1, 60], "the deepest levels are one"
     assert not pace.pays(1, 0.3, 1.0, 1.0), "a level is taken to take what the one above it takes"
     first_is_not_worth_it = HeadPace()
-    first_is_not_worth_it.learn(0, 1.0, 0.1, 0.3)
-    first_is_not_worth_it.learn(WHOLE, 1.0, 2.0, 0.9)
+    for level, added, seconds in ((0, 0.1, 0.5), (WHOLE, 2.0, 0.9)):
+        for _ in range(9):
+            first_is_not_worth_it.took(level, seconds)
+            first_is_not_worth_it.brought(level, 1.0, added)
+    assert first_is_not_worth_it.gain(0) < 0.4
     assert first_is_not_worth_it.pays(0, 1.0, 1.0, 1.0), "but those behind it are"
 
 
