@@ -94,7 +94,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         made_up=made_up,
         browser=page and not given.no_browser,
         runtime=runtime,
-        drafts=tuple(source.strip() for source in given.drafts.split(",") if source.strip()),
+        drafts=drafts_of(given.drafts),
         page=page,
         api=not page or given.api,
         origins=tuple(given.api_origin),
@@ -123,7 +123,8 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         "--drafts",
         default="",
         metavar="PATH|ID[,PATH|ID...]",
-        help="draft models to load with it (default: those that were chosen in the Stack tab)",
+        help="draft models to load with it (default, or auto: those that were chosen in the Stack "
+        "tab; a head is found by itself, see --head)",
     )
     add("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -189,6 +190,12 @@ def runtime_of(given: argparse.Namespace) -> Runtime:
     """The settings that were given. Raises SettingError for one out of its range."""
     values = {item.name: getattr(given, item.name) for item in fields(Runtime)}
     return Runtime(**{name: value for name, value in values.items() if value is not None})
+
+
+def drafts_of(text: str) -> tuple[str, ...]:
+    """The draft models that are named; none for auto, where those chosen before are taken."""
+    named = (source.strip() for source in text.split(","))
+    return tuple(source for source in named if source not in ("", "auto"))
 
 
 def port_number(text: str) -> int:

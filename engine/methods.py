@@ -250,6 +250,14 @@ METHODS = {
             tiers_settable=True,
         ),
         Method(
+            "hd+head+hsd",
+            "Databases and built-in head, then draft models",
+            Drafting(),
+            stack="",
+            head=AS_FAR_AS_IT_PAYS,
+            tiers_settable=True,
+        ),
+        Method(
             "head",
             "Built-in head alone (MTP, EAGLE-3)",
             Drafting(tiers=()),
@@ -276,6 +284,12 @@ def hierarchy_then_stack(plan: str) -> Method:
     """Hierarchy drafting, and a stack behind it."""
     title = f"Databases, then draft models {plan}"
     return replace(METHODS["hd+hsd"], name=f"hd+hsd:{plan}", title=title, stack=plan)
+
+
+def head_then_stack(plan: str) -> Method:
+    """Hierarchy drafting with a head, and a stack behind both."""
+    name, title = f"hd+head+hsd:{plan}", f"Databases and built-in head, then draft models {plan}"
+    return replace(METHODS["hd+head+hsd"], name=name, title=title, stack=plan)
 
 
 def single(model: str) -> Method:
@@ -306,6 +320,7 @@ def fixed_head(depth: str) -> Method:
 PREFIXES: dict[str, Callable[[str], Method]] = {
     "hsd": stack,
     "hd+hsd": hierarchy_then_stack,
+    "hd+head+hsd": head_then_stack,
     "single": single,
 }
 """What makes a method of the plan behind a name and a colon, as in "hsd:small@8/mid@4"."""

@@ -22,7 +22,7 @@ from engine.methods import METHODS, method_named
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import CONTEXT, DATABASES, HEAD, STATISTICS, TIERS, Followers, Step
+from engine.types import CONTEXT, DATABASES, HEAD, STACK, STATISTICS, TIERS, Followers, Step
 from tests.support.lossless import (
     PROMPT,
     Stated,
@@ -31,6 +31,7 @@ from tests.support.lossless import (
     events_of,
     plain_toy,
     tokens_of,
+    toy_family,
     warm_toy,
 )
 
@@ -607,6 +608,18 @@ def test_the_usual_method_asks_a_head_where_there_is_one() -> None:
 def test_a_fixed_depth_is_a_number(depth: str) -> None:
     with pytest.raises(SettingError, match="whole number|no method"):
         method_named(f"head@{depth}")
+
+
+@pytest.mark.parametrize("name", ["hd+head+hsd", "hd+head+hsd:small@4"])
+def test_a_stack_goes_on_where_databases_and_head_end(name: str) -> None:
+    wanted, toy, family = generation(0.7), toy_with(BAD), toy_family()
+    method = method_named(name)
+    drafters = method.drafters(warm_toy(), family, wanted.sampling, target=toy)
+    assert [each.name for each in drafters] == [HEAD, DATABASES, STACK]
+    for costs in (None, curves()["usual"]):
+        steps = events_of(toy, PROMPT, wanted, drafters, method.drafting, costs=costs)
+        assert_lossless(plain_toy(wanted), steps)
+    assert head_of(toy).calls
 
 
 def test_a_fixed_depth_is_not_the_budgets() -> None:

@@ -92,6 +92,7 @@ def test_a_stack_is_named_with_its_plan(
 def test_only_methods_of_stacks_have_one() -> None:
     assert {name for name, method in METHODS.items() if method.stack is not None} == {
         "hsd", "hd+hsd",
+        "hd+head+hsd",
     }  # fmt: skip
 
 
