@@ -20,7 +20,7 @@ from engine.tree import Tree, graft
 from tests.backends.test_interrupted import Broken, breaking
 from tests.backends.test_transformers import GREEDY, Counting, alone, fresh, gap, prompt_of
 from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
-from tests.support.tiny_hybrids import FAMILIES, save_hybrid
+from tests.support.tiny_hybrids import FAMILIES, MORE, UNDRAFTED, save_hybrid
 
 if TYPE_CHECKING:
     from engine.backends.transformers import TransformersBackend
@@ -76,11 +76,22 @@ def chain_of(root: int, tokens: Sequence[int]) -> Tree:
     return tree
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE])
 def test_a_family_verifies_chains_and_says_so(hybrids: Load, family: str) -> None:
     info = hybrids(family).info
     assert info.can_tree and info.leaves == 1
     assert info.note.endswith("models keep a state, so chains are verified, not trees.")
+
+
+@pytest.mark.parametrize("family", UNDRAFTED)
+def test_a_family_whose_states_cannot_be_followed_says_that_it_decodes_plainly(
+    hybrids: Load, family: str
+) -> None:
+    backend = hybrids(family)
+    assert not backend.info.can_tree
+    assert "decodes plainly: its chain forward fails" in backend.info.note
+    text = prompt_of(40)
+    assert gap(after(backend, text), alone(backend, text)) < CLOSE
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -70,6 +70,33 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-mamba": ("FalconMambaConfig", {**USUAL, "state_size": 8}),
 }  # fmt: skip
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5-moe": (
+        "Qwen3_5MoeTextConfig",
+        {**DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 16},
+    ),
+    "lfm2-moe": (
+        "Lfm2MoeConfig",
+        {**ATTENTION, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+         "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
+    ),
+    "olmo-hybrid": ("OlmoHybridConfig", DELTA),
+    "zamba2": (
+        "Zamba2Config",
+        {**ATTENTION, "mamba_d_state": 8, "n_mamba_heads": 8, "chunk_size": 16, "mamba_ngroups": 1,
+         "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
+    ),
+}  # fmt: skip
+"""Others that share their layers with one of these: loading tries them."""
+UNDRAFTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "zamba": (
+        "ZambaConfig",
+        {**ATTENTION, "mamba_d_state": 8, "num_hidden_layers": 4,
+         "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    ),
+}  # fmt: skip
+"""Families whose recurrences are not followed row by row."""
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent-gemma": (
         "RecurrentGemmaConfig",
@@ -88,7 +115,7 @@ def save_hybrid(family: str, folder: Path, **changes: Any) -> Path:
     import torch
     import transformers
 
-    name, settings = {**FAMILIES, **REFUSED}[family]
+    name, settings = {**FAMILIES, **MORE, **UNDRAFTED, **REFUSED}[family]
     special = {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
     config = getattr(transformers, name)(**{**settings, **special, **changes})
     torch.manual_seed(0)
