@@ -11,7 +11,8 @@ from bench.prompts import cut_prompt, read_prompts
 from engine.backends.base import Backend
 from engine.errors import SettingError
 from engine.hsd.family import Family
-from engine.hsd.measure import TOKENS, Profiler
+from engine.hsd.measure import TOKENS, Profiler, lowest_databases
+from engine.hsd.planner import DATABASES
 from engine.hsd.profile import Profile
 from engine.methods import METHODS
 from engine.models.loaders import name_of
@@ -60,7 +61,7 @@ def load_family(
         family.drafts,
         [cut_prompt(chat, text, room) for _, text in read_prompts(PROMPTS, 0)],
         replace(sampling, seed=sampling.seed + OTHER_SEED),
-        lambda drawn: METHODS["hd"].drafters(databases.for_measuring(), None, drawn),
+        {DATABASES: lowest_databases(databases)},
         tokens,
     )
     return Family(target, family.drafts, profile_of(profiler))

@@ -60,7 +60,7 @@ def rivals(profile: Profile, rule: Rule) -> dict[str, Plan]:
 
 def is_single(plan: Plan) -> bool:
     """Whether one draft model drafts alone."""
-    return len(plan.levels) == 1 and not plan.databases
+    return len(plan.levels) == 1 and not plan.source
 
 
 def run(options: argparse.Namespace) -> None:

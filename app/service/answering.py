@@ -49,9 +49,10 @@ class Growing:
         stores: Stores,
         history: History,
         kept: Kept,
+        stacks: Stacks,
     ) -> None:
         self.request, self.stream, self.recorder = request, stream, recorder
-        self.stores, self.history, self.kept = stores, history, kept
+        self.stores, self.history, self.kept, self.stacks = stores, history, kept, stacks
         self.started: Started | None = None
         self.events = answered(stream, self.recall)
 
@@ -105,6 +106,8 @@ class Growing:
         if not self.recorder.grown or started is None:
             return
         run, begun = self.recorder.run, self.recorder.begun
+        with suppress(StrataError):
+            self.stacks.learn(self.request, run)
         if begun:
             most = generation.max_tokens + len(begun.said)
             generation = replace(generation, max_tokens=most)
@@ -191,5 +194,5 @@ class Answering:
         wiped = self.stores.past_answers.wiped[owner]
         kept = Kept(owner, conversation_id, self.current.info, wiped)
         stream = task.stop.start(lambda: self.engine.generate(request))
-        growing = Growing(request, stream, recorder, self.stores, self.history, kept)
+        growing = Growing(request, stream, recorder, self.stores, self.history, kept, self.stacks)
         yield from growing.updates()

@@ -12,10 +12,10 @@ from typing import TypeVar
 from app.service.families import Families, Family
 from app.service.tasks import Tasks
 from engine.backends.base import BackendInfo
-from engine.engine import Engine, Share, State
+from engine.engine import Engine, Request, Share, State
 from engine.errors import EngineDied, ModelError, SettingError, StrataError
 from engine.hsd.measure import TOKENS
-from engine.hsd.planner import DATABASES, PLAIN
+from engine.hsd.planner import PLAIN, SOURCES
 from engine.hsd.profile import Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
 from engine.methods import Method, method_named
@@ -25,6 +25,7 @@ from engine.models.memory import Need
 from engine.queue import OWNER
 from engine.settings import Drafting, Sampling
 from engine.streams import Stream
+from engine.types import Run
 from storage.database import Database
 from storage.profiles import ProfileStore
 
@@ -172,7 +173,7 @@ class Stacks:
     def named(self, sources: Sequence[str]) -> list[tuple[str, str]]:
         """The sources with what plans call them, those that are loaded by the names they have."""
         present = {source: name for name, source in self.sources.items()}
-        taken = {DATABASES, PLAIN, self.state.info.name, *present.values()}
+        taken = {*SOURCES, PLAIN, self.state.info.name, *present.values()}
         found = []
         for source in sources:
             name = present.get(source) or free_name(source, taken)
@@ -242,6 +243,26 @@ class Stacks:
         if method.stack is not None:
             method.plan(self.family_for(sampling))
 
+    def learn(self, request: Request, run: Run) -> None:
+        """Correct the profile by an answer that draft models alone drafted for.
+
+        Beside the databases they draft only where these do not, so that says less of them. Raises
+        StorageError when it cannot be kept.
+        """
+        families, method, sampling = self.families, request.method, request.generation.sampling
+        if families is None or method.stack is None or method.drafting.tiers:
+            return
+        family = families.of(sampling)
+        if family.profile is None or family.profile != request.profile:
+            return
+        plan, rule = method.plan(family), method.drafting.rule
+        begun = run.parts[-1].step if run.parts else 0
+        families.learn(sampling, plan, rule, run.steps[begun:])
+
+    def learned(self, sampling: Sampling) -> Profile | None:
+        """The profile for a sampler with all that answers took since; None where there is none."""
+        return self.families.learned(sampling) if self.families else None
+
     def choose(self, spec: str, sampling: Sampling, drafting: Drafting, databases: bool) -> str:
         """Remember a plan and its models for the next start; returns the name of its method.
 
@@ -287,10 +308,13 @@ class Stacks:
         tokens: int = TOKENS,
     ) -> Iterator[float]:
         """Let plain decoding, every single draft model and the best stacks answer a few prompts:
-        yields the share that is done, and leaves the outcome in `trials`. Raises Cancelled."""
+        yields the share that is done, and leaves the outcome in `trials`, by which predictions are
+        corrected. Raises Cancelled."""
         profile = self.loaded(sampling).profiled()
         wanted = profile, sampling, drafting, chosen.strip(), texts, tokens
         yield from self.long(lambda: self.engine.trials(*wanted), "measurement")
+        if self.families is not None and self.trials:
+            self.families.measured(sampling, drafting.rule, self.trials)
 
     def long(self, begin: Callable[[], Stream[T]], what: str) -> Iterator[float]:
         """The shares of a long piece of work; what comes of it is kept here. An error of the

@@ -5,7 +5,7 @@ another sampler the profile of the nearest one serves: it may choose a worse pla
 word.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,8 +13,11 @@ from engine.engine import Draft, State
 from engine.errors import StorageError
 from engine.hsd.family import Plans
 from engine.hsd.measure import SAMPLER
-from engine.hsd.profile import Profile
+from engine.hsd.planner import Plan, Recursion, outcome_of, stack_of
+from engine.hsd.profile import Outcome, Profile
+from engine.hsd.trials import Trial
 from engine.settings import Sampling
+from engine.types import Rule, Step
 from storage.profiles import ProfileKey, ProfileStore
 
 Sampler = Mapping[str, float]
@@ -52,6 +55,8 @@ class Families:
         self.store = store
         self.known: dict[tuple[float, ...], Family] = {}
         self.looked_up: set[tuple[float, ...]] = set()
+        self.latest: dict[tuple[float, ...], Profile] = {}
+        """The profiles with what answers took since, by which is not planned yet."""
         self.read(LATEST)
 
     def of(self, sampling: Sampling) -> Family:
@@ -72,6 +77,60 @@ class Families:
     def add(self, profile: Profile) -> None:
         """Take a profile that was just measured. Raises StorageError when it cannot be kept."""
         self.take(profile)
+        self.save(profile)
+
+    def learn(self, sampling: Sampling, plan: Plan, rule: Rule, steps: Iterable[Step]) -> None:
+        """Take in what an answer by a plan took; plan again where that is too far off.
+
+        Raises StorageError when it cannot be kept.
+        """
+        profile = self.of(sampling).profile
+        if profile is None:
+            return
+        sampler = tuple(profile.sampling[name] for name in SAMPLER)
+        known = self.latest.get(sampler, profile)
+        outcome = outcome_of(known, plan, rule, steps)
+        if outcome is not None:
+            self.note(known.learned(stack_of(plan, rule), outcome))
+
+    def measured(self, sampling: Sampling, rule: Rule, trials: Sequence[Trial]) -> None:
+        """Take in what stacks were measured to take, beside plain decoding, which comes first.
+
+        Raises StorageError when it cannot be kept.
+        """
+        family, profile = self.of(sampling), self.learned(sampling)
+        if profile is None:
+            return
+        recursion, plain = Recursion(profile, rule), profile.target.seconds(0)
+        for trial in trials:
+            kind, _, spec = trial.name.partition(":")
+            if kind != "hsd" or not trial.tokens:
+                continue
+            plan = family.plan(spec, rule)
+            slow = trials[0].seconds * trial.tokens
+            expected = recursion.profiled(plan) / plain * slow
+            outcome = Outcome(trial.tokens, trial.seconds * trial.tokens, expected, slow)
+            profile = profile.learned(stack_of(plan, rule), outcome)
+        self.note(profile)
+
+    def note(self, profile: Profile) -> None:
+        """Keep a profile with more outcomes; plan with it if they are too far off."""
+        sampler = tuple(profile.sampling[name] for name in SAMPLER)
+        planned = self.known[sampler].profiled()
+        self.latest[sampler] = profile
+        if profile.off(planned):
+            self.take(profile)
+        self.save(profile)
+
+    def learned(self, sampling: Sampling) -> Profile | None:
+        """The profile for a sampler with all that answers took since."""
+        profile = self.of(sampling).profile
+        if profile is None:
+            return None
+        return self.latest.get(tuple(profile.sampling[name] for name in SAMPLER), profile)
+
+    def save(self, profile: Profile) -> None:
+        """Keep a profile for its sampler, and as the latest of all."""
         for sampler in (profile.sampling, LATEST):
             self.store.save(self.key(sampler), profile.mapping())
 
@@ -96,7 +155,9 @@ class Families:
             replace(model, name=name) for model, name in zip(profile.models, names, strict=True)
         )
         family = Plans(self.bare.target, self.bare.drafts, replace(profile, models=models))
-        self.known[tuple(profile.sampling[name] for name in SAMPLER)] = family
+        sampler = tuple(profile.sampling[name] for name in SAMPLER)
+        self.known[sampler] = family
+        self.latest[sampler] = family.profiled()
 
     def key(self, sampler: Sampler) -> ProfileKey:
         """What a profile of these models with that sampler is kept under."""

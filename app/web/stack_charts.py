@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from app.web.charts import FONT, framed
 from app.web.colors import DRAFT_SHADES, INK, PLAIN, ink
-from engine.hsd.planner import DATABASES, Edge, Graph, Plan, batches, edges, emitted, sources
+from engine.hsd.planner import SOURCES, Edge, Graph, Plan, batches, edges, emitted, sources
 from engine.hsd.profile import Profile
 from engine.types import DRAFT, Rule
 
@@ -133,18 +133,23 @@ def hierarchy(profile: Profile | None, rule: Rule, plan: Plan | None) -> go.Figu
     paths = {at: path.seconds for at, path in Graph(profile, rule).shortest().items()}
     chosen = steps_of(profile, rule, plan)
     for edge in edges(profile, rule):
-        if edge.below is None or (edge.below, edge.above) in chosen:
+        if edge.below == "" or (edge.below, edge.above) in chosen:
             continue
-        start = -1 if edge.below == DATABASES else edge.below
+        start = edge.below if isinstance(edge.below, int) else -1
         seconds = edge.seconds(paths[edge.below] if isinstance(edge.below, int) else 0.0)
         draw_edge(figure, start, edge, seconds, False)
     for (below, _), (edge, seconds) in chosen.items():
-        draw_edge(figure, -1 if below == DATABASES else int(below), edge, seconds, True)
+        draw_edge(figure, below if isinstance(below, int) else -1, edge, seconds, True)
     draw_vertices(figure, profile, paths, plan)
-    has_databases = any(model.databases for model in profile.models)
-    first = -1 if has_databases else 0
+    first = -1 if sources_of(profile) else 0
     figure.update_xaxes(range=[first - 0.6, len(profile.models) - 0.4])
     return figure
+
+
+def sources_of(profile: Profile) -> list[str]:
+    """What was measured that is no model: the databases, heads, both in one tree."""
+    has = {name: [m for m in profile.models if m.rounds(*who)] for name, who in SOURCES.items()}
+    return [name for name, models in has.items() if models]
 
 
 Steps = Mapping[tuple[int | str, int], tuple[Edge, float]]
@@ -156,11 +161,11 @@ def steps_of(profile: Profile, rule: Rule, plan: Plan | None) -> Steps:
         return {}
     last = len(profile.models) - 1
     levels = [*(profile.index(level.model) for level in plan.levels), last]
-    edge = sources(profile, levels[0])[plan.databases]
+    edge = next(e for e in sources(profile, levels[0]) if e.below == plan.source)
     seconds = edge.seconds()
     found: dict[tuple[int | str, int], tuple[Edge, float]] = {}
-    if plan.databases:
-        found[DATABASES, levels[0]] = edge, seconds
+    if plan.source:
+        found[plan.source, levels[0]] = edge, seconds
     for (below, above), level in zip(pairwise(levels), plan.levels, strict=True):
         edge = batches(profile, rule, below, above)[level.batch - 1]
         seconds = edge.seconds(seconds)
@@ -210,13 +215,13 @@ def draw_vertices(
         for alone in (profile.models[at].seconds(0),)
     ]
     places = list(range(len(called)))
-    if any(model.databases for model in profile.models):
+    if found := sources_of(profile):
         places, shades = [-1, *places], [INK, *shades]
-        labels = ["<b>databases</b>", *labels]
+        labels = [f"<b>{'<br>'.join(found)}</b>", *labels]
     used = {level.model for level in plan.levels} if plan else set()
     on_path = [
         place == len(called) - 1
-        or (place < 0 and plan is not None and plan.databases)
+        or (place < 0 and plan is not None and plan.source != "")
         or (place >= 0 and profile.models[place].name in used)
         for place in places
     ]

@@ -12,12 +12,19 @@ from app.service.draft_models import Candidate, Stacks, amount
 from app.service.families import Family, sampler_of, sampler_words
 from app.web.metrics_panel import times
 from engine.hsd.diagnosis import reasons
-from engine.hsd.planner import Plan, Recursion, memory, singles
+from engine.hsd.planner import DATABASES, HEAD, MERGED, SOURCES, Plan, Recursion, memory, singles
+from engine.hsd.profile import OFF, Profile
 from engine.hsd.trials import Trial
 from engine.settings import Sampling
 from engine.types import Rule
 
 PROFILE, PLAN = "<h3>Profile</h3>", "<h3>Plan</h3>"
+DRAFTING = {
+    "": "",
+    DATABASES: "The databases draft",
+    HEAD: "Its own head drafts",
+    MERGED: "The databases and its own head draft",
+}
 Facts = Iterable[tuple[str, str]]
 
 
@@ -136,11 +143,11 @@ def progress(what: str, share: float) -> str:
 
 def sentence(plan: Plan, target: str) -> str:
     """A plan in words."""
+    who = DRAFTING[plan.source]
     if not plan.levels:
-        who = "The databases draft" if plan.databases else "Nothing drafts"
-        return f"{who} for {target}."
+        return f"{who or 'Nothing drafts'} for {target}."
     first = plan.levels[0].model
-    start = f"The databases draft for {first}; " if plan.databases else ""
+    start = f"{who} for {first}; " if who else ""
     receivers = [*(level.model for level in plan.levels[1:]), target]
     parts = [
         f"{level.model} drafts {level.batch} token{'s' if level.batch > 1 else ''} at a time "
@@ -150,8 +157,36 @@ def sentence(plan: Plan, target: str) -> str:
     return f"{start}{'; '.join(parts)}, which checks them in one step."
 
 
-def planned(family: Family | None, rule: Rule, plan: Plan | None, spec: str) -> str:
-    """The best plan, or the one of `spec`, and what it is expected to take."""
+def remark(profile: Profile | None, rule: Rule) -> str:
+    """What the stack that drafted last took beside what was predicted; empty until that is known.
+
+    It was planned again where the two were too far apart (engine/hsd/profile.py).
+    """
+    own = [name for name in profile.outcomes if name.split(" ")[0] == rule] if profile else []
+    if profile is None or not own or profile.factor(own[-1]) == 1.0:
+        return ""
+    found, name = profile.outcomes[own[-1]], own[-1].removeprefix(f"{rule} ")
+    plain, tokens = sum(o.plain_seconds for o in found), sum(o.tokens for o in found)
+    predicted, measured = (
+        plain / sum(o.expected for o in found),
+        plain / sum(o.seconds for o in found),
+    )
+    again = "; planned again" if not 1 / OFF <= profile.factor(own[-1]) <= OFF else ""
+    return (
+        f"{name}: predicted {times(predicted)}, measured {times(measured)} over the last "
+        f"{tokens:,} tokens{again}."
+    )
+
+
+def planned(
+    family: Family | None,
+    rule: Rule,
+    plan: Plan | None,
+    spec: str,
+    learned: Profile | None = None,
+) -> str:
+    """The best plan, or the one of `spec`, and what it is expected to take; `learned` is the
+    profile with what answers took."""
     if family is None or family.profile is None or plan is None:
         return PLAN + fine("A plan says which models draft for which. It needs a profile.")
     profile, recursion = family.profile, Recursion(family.profile, rule)
@@ -161,11 +196,14 @@ def planned(family: Family | None, rule: Rule, plan: Plan | None, spec: str) -> 
         ("predicted", f"{per_token(seconds)} per token, decoding {times(plain / seconds)}"),
         ("plain", f"{per_token(plain)} per token"),
     ]
-    if profile.target.databases is not None:
-        alone = recursion.latency(Plan(databases=True))
-        listed.append(("databases only", f"{per_token(alone)}, decoding {times(plain / alone)}"))
+    for source, has in SOURCES.items():
+        if profile.target.rounds(*has) is not None:
+            alone = recursion.latency(Plan((), *has))
+            words = f"{per_token(alone)}, decoding {times(plain / alone)}"
+            listed.append((f"{source} only", words))
     listed.append(("memory", f"{amount(memory(profile, plan))} of weights"))
-    return f"{PLAN}<p>{escape(sentence(plan, profile.target.name))}</p>{facts(listed)}"
+    words = escape(sentence(plan, profile.target.name))
+    return f"{PLAN}<p>{words}</p>{facts(listed)}{fine(remark(learned, rule))}"
 
 
 def no_plan(problem: str) -> str:
@@ -192,7 +230,7 @@ def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Seque
 def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
     """Why no draft model is used: what each would take by itself, and what that comes from."""
     profile, recursion = family.profiled(), Recursion(family.profiled(), rule)
-    alone = "The databases alone" if plan.databases else "Plain decoding"
+    alone = f"The {plan.source} alone" if plan.source else "Plain decoding"
     words = f"{alone}: {per_token(recursion.latency(plan))} per token, predicted."
     if better := best_plan(family, rule, plan, recursion):
         yield line("", "No draft model is used", words + better)
@@ -202,8 +240,10 @@ def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial
         seconds = per_token(recursion.latency(single))
         if words := slower(recursion, single, rule, trials):
             yield line("", "Slower than plain", words)
-        elif plan.databases:
-            yield line("", "Predicted slower than the databases", f"{single}, {seconds} per token.")
+        elif plan.source:
+            yield line(
+                "", f"Predicted slower than the {plan.source}", f"{single}, {seconds} per token."
+            )
 
 
 def best_plan(family: Family, rule: Rule, plan: Plan, recursion: Recursion) -> str:

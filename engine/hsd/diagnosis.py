@@ -9,6 +9,7 @@ E is n + 1 at most. Where even that is too little for every n the cost is the ca
 acceptance. The formulas are this project's own, as those of engine/hsd/planner.py are.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil, floor, inf
 
@@ -35,7 +36,7 @@ def why(profile: Profile, plan: Plan, rule: Rule, measured: float | None = None)
             f"{plan} takes {ms(seconds)} per token, and {ms(predicted)} were predicted. The "
             "profile was measured on other text or under another load. Profile again."
         ]
-    if not plan.levels and not plan.databases or min(seconds, predicted) < plain:
+    if not plan.levels and not plan.source or min(seconds, predicted) < plain:
         return []
     found = [
         f"{plan} takes {ms(seconds)} per token, plain decoding {ms(plain)}.",
@@ -51,9 +52,9 @@ def reasons(recursion: Recursion, plan: Plan, rule: Rule) -> list[str]:
     """A sentence for everything in a plan that drafts for a model which is faster without it."""
     profile = recursion.profile
     levels = [*(profile.index(level.model) for level in plan.levels), len(profile.models) - 1]
-    found = [of_databases(profile.models[levels[0]])] if plan.databases else []
+    found = [of_source(profile.models[levels[0]], plan)] if plan.source else []
     for at, (below, above) in enumerate(pairwise(levels)):
-        drafts = Plan(plan.levels[: at + 1], plan.databases)
+        drafts = replace(plan, levels=plan.levels[: at + 1])
         handed, drafting = recursion.handed(drafts)
         emits, seconds = recursion.round(drafts, above)
         if seconds >= mean(emits) * profile.models[above].seconds(0):
@@ -67,15 +68,15 @@ def mean(law: Law) -> float:
     return float(law @ np.arange(len(law)))
 
 
-def of_databases(model: ModelProfile) -> str:
-    """Why the databases do not pay for a model; empty if they do."""
-    rounds = model.databases
-    assert rounds is not None, f"no databases were measured for {model.name}"
+def of_source(model: ModelProfile, plan: Plan) -> str:
+    """Why what drafts for the lowest model of a plan does not pay; empty if it does."""
+    rounds = model.rounds(plan.databases, plan.head)
+    assert rounds is not None, f"no {plan.source} were measured for {model.name}"
     emits, needed = mean(np.array([0.0, *rounds.law])), rounds.seconds / model.seconds(0)
     if emits > needed:
         return ""
     return (
-        f"With the databases {model.name} gives {emits:.2f} tokens per step. It would need "
+        f"With the {plan.source} {model.name} gives {emits:.2f} tokens per step. It would need "
         f"{needed:.2f} to be faster than without."
     )
 

@@ -9,7 +9,7 @@ from engine.decode import never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import CostCurve
 from engine.errors import ModelError, SettingError
-from engine.hsd.planner import DATABASES, Plan, Recursion, best, resolve
+from engine.hsd.planner import DATABASES, HEAD, Plan, Recursion, best, resolve
 from engine.hsd.profile import Profile
 from engine.hsd.stack import LevelDrafter, Stack
 from engine.hsd.vocabulary import check_vocabulary
@@ -58,7 +58,7 @@ class Plans(Generic[Model]):
         """The plan of that text (engine/hsd/planner.py), the best one for an empty text."""
         profile, key = self.profiled(), (spec, rule)
         if key not in self.plans:
-            allowed = [*self.drafts, DATABASES]
+            allowed = [*self.drafts, DATABASES, HEAD]
             self.plans[key] = resolve(profile, spec, rule) if spec else best(profile, rule, allowed)
         return self.plans[key]
 

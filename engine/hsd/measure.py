@@ -1,18 +1,23 @@
 """Profiling: how well the models of a family draft for each other, and what that costs here.
 
-The target answers prompts plainly. Every draft model is then asked, along the answers, what it
-would have said: one forward over an answer tells that of all its positions. How well one draft
-model drafts for another is seen on texts of the upper one: at intervals it goes on from where the
-target was, for a few tokens. A round of verification begins where the one before it ended, so
-survival is taken over the places where rounds would begin, not over all: easy stretches are passed
-in few rounds.
+Costs are those of real rounds. The target answers prompts while the ways to draft take turns:
+nobody, each draft model alone, and each with the databases below it, a few steps at a time. So all
+of them are timed in use, one among the others, at the load of the same moment. A way's first step
+in a row is not counted, as its models then read what the others have decided. Databases and heads
+answer the same prompts by themselves as well, as they would in a chat.
+
+Acceptance is taken along the answers. One forward over an answer tells what a draft model would
+have said at all its positions. How well one draft model drafts for another is seen on texts of the
+upper one: at intervals it goes on from where the target was, for a few tokens. A round begins where
+the one before it ended, so survival is taken over the places where rounds would begin, not over
+all: easy stretches are passed in few rounds.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from random import Random
-from statistics import median
+from statistics import mean, median
 from time import perf_counter, time
 from typing import NamedTuple
 
@@ -22,14 +27,16 @@ from engine.backends.base import Backend, Scores
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.costs import SURPRISE, CostCurve, measure_costs
+from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.databases import Databases
 from engine.errors import Cancelled
+from engine.hsd.planner import DATABASES, HEAD, MERGED, Source
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
 from engine.hsd.stack import LevelDrafter
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Rule, Step
+from engine.types import DRAFT, TIERS, Rule, Step, Work
 from engine.verify import Match
 
 TOKENS = 64
@@ -42,7 +49,10 @@ DEEPEST = 32
 """Survival is measured up to this depth, or to where it is too rare to be seen."""
 RAREST = 8
 """The fewest rounds that a survival may rest on."""
-PLAIN = Drafting(tiers=(), nodes=0)
+TURN = 4
+"""Steps that a way to draft has in a row."""
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""What draft models are asked for in turn: so the target is timed over as many nodes."""
 STOPPED = "The profile was stopped. What was known before stays."
 SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 """The settings that acceptance depends on."""
@@ -131,11 +141,93 @@ def judge(
     judged.kept.append(kept)
 
 
+@dataclass(frozen=True, slots=True)
+class Lowest:
+    """What drafts for a model that has no draft model: the databases, its own head, or both.
+
+    Each makes drafters for a model and for how an answer is drawn. `alone` are those of its own
+    answers. `below` are those of a stack: what learns from the target's text, and what drafts.
+    """
+
+    alone: Callable[[Backend, Sampling], Sequence[Drafter]]
+    below: Callable[[Backend, Sampling], tuple[Drafter, Drafter]]
+
+
+def lowest_databases(databases: Databases) -> Lowest:
+    """The databases; what they learn from a profile leaves no trace."""
+
+    def alone(model: Backend, sampling: Sampling) -> Sequence[Drafter]:
+        return databases.for_measuring().hierarchy(TIERS, sampling)
+
+    def below(model: Backend, sampling: Sampling) -> tuple[Drafter, Drafter]:
+        own = databases.for_measuring()
+        return own.learner(), own.below(sampling)
+
+    return Lowest(alone, below)
+
+
+Way = tuple[str, Source]
+"""A way to draft: a draft model and what drafts for it. ("", "") is a plain step."""
+
+
+class Turns:
+    """A drafter that lets draft models draft in turn, each for TURN steps.
+
+    `below` drafts for the model of a way, `learners` learn from what the target says. `taken` says
+    of each step whose turn it was, and whether that was the first in a row.
+    """
+
+    name = "turns"
+
+    def __init__(
+        self,
+        levels: Mapping[str, LevelDrafter],
+        below: Mapping[Way, Drafter],
+        learners: Sequence[Drafter],
+        ways: Iterator[Way],
+        random: Random,
+    ) -> None:
+        self.levels, self.below, self.learners = levels, below, learners
+        self.ways, self.random = ways, random
+        self.way: Way = ("", "")
+        self.batch = self.left = 0
+        self.taken: list[tuple[Way, bool]] = []
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Have the model draft whose turn it is, in a batch that was drawn for its turn."""
+        if not self.left:
+            self.way, self.batch = next(self.ways), self.random.choice(BATCHES)
+            self.left = TURN
+        self.taken.append((self.way, self.left == TURN))
+        self.left -= 1
+        level = self.levels.get(self.way[0])
+        if level is None:
+            return {}
+        level.batch, level.below = self.batch, self.below.get(self.way)
+        return level.grow(tree, tokens, budget)
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        """All of them read a prompt; what is decided later is for the learners."""
+        heard: list[Drafter] = list(self.learners)
+        if new == len(tokens):
+            heard += [*self.levels.values(), *self.below.values()]
+        for drafter in heard:
+            drafter.observe(tokens, new)
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing is kept."""
+
+
+def in_turn(ways: Sequence[Way], random: Random) -> Iterator[Way]:
+    """Each of them as often as any other, in an order that is drawn anew every time."""
+    while True:
+        yield from random.sample(ways, len(ways))
+
+
 class Profiler:
     """One profile in the making; `run` yields the share that is done, `profile` is there last.
 
-    `databases` makes the drafters of an answer by the databases, where these are to be measured,
-    for how it is drawn.
+    `lowest` is what may draft beside draft models.
     """
 
     def __init__(
@@ -144,28 +236,40 @@ class Profiler:
         drafts: Mapping[str, Backend],
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        databases: Callable[[Sampling], Sequence[Drafter]] | None = None,
+        lowest: Mapping[Source, Lowest] | None = None,
         tokens: int = TOKENS,
         cancelled: Callable[[], bool] = never,
     ) -> None:
         self.models = {**drafts, target.info.name: target}
         self.names, self.target = list(self.models), target.info.name
         self.prompts, self.sampling, self.tokens = prompts, sampling, tokens
-        self.databases, self.cancelled = databases, cancelled
+        self.lowest, self.cancelled = lowest or {}, cancelled
         self.vocabulary = min(model.info.vocabulary_size for model in self.models.values())
         indices = range(len(self.models))
         self.judged = {(i, j): Judged() for j in indices for i in range(j)}
         self.curves: dict[str, CostCurve] = {}
-        self.rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in self.names}
-        """(forward, everything else) seconds of rounds without a draft, per model."""
+        self.random = Random(sampling.seed)
+        ways: list[Way] = [("", ""), *((name, source) for name in drafts for source in self.below)]
+        self.ways = in_turn(ways, self.random)
+        self.rounds: dict[str, list[tuple[int, float]]] = {name: [] for name in self.names}
+        """Drafted tokens and seconds of rounds without what drafts for the model, per model."""
         self.choices: dict[str, list[float]] = {name: [] for name in self.names}
-        self.steps: dict[str, list[Step]] = {name: [] for name in self.names}
+        every: list[Way] = [(name, source) for name in self.names for source in self.lowest]
+        self.emitted: dict[Way, list[int]] = {way: [] for way in every}
+        self.seconds: dict[Way, list[float]] = {way: [] for way in every}
+        """Tokens, and seconds, of rounds for which one of `lowest` drafts."""
+        self.lengths: list[int] = []
+        """Tokens of each answer."""
         self.profile: Profile | None = None
+
+    @property
+    def below(self) -> list[Source]:
+        """What may draft for a draft model; "" is nothing."""
+        return ["", *(source for source, found in self.lowest.items() if found.below is not None)]
 
     def run(self) -> Iterator[float]:
         """Measure everything. Raises Cancelled when `cancelled()` turns true."""
-        parts = len(self.names) + len(self.prompts) * (2 if self.databases else 1)
-        done = 0
+        parts, done = len(self.names) + len(self.prompts) * 2, 0
         for name, backend in self.models.items():
             self.check()
             self.curves[name] = measure_costs(backend, seconds=1.0)
@@ -174,15 +278,15 @@ class Profiler:
         for number, prompt in enumerate(self.prompts):
             sampling = replace(self.sampling, seed=self.sampling.seed + number)
             answer = self.answer(prompt, sampling)
+            done += 1
+            yield done / parts
+            for source in self.lowest:
+                self.answer_alone(source, prompt, sampling)
             if answer:
                 self.judge_target(prompt, answer, sampling)
                 self.judge_drafts(prompt, answer, sampling)
             done += 1
             yield done / parts
-            if self.databases is not None:
-                self.draft_from_databases(prompt, sampling)
-                done += 1
-                yield done / parts
         self.profile = self.result()
 
     def check(self) -> None:
@@ -196,17 +300,85 @@ class Profiler:
             raise Cancelled(STOPPED)
 
     def answer(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
-        """The target's plain answer; its steps tell what a round costs around the forward."""
-        backend, generation = self.models[self.target], Generation(sampling, self.tokens)
-        found: list[int] = []
-        for event in decode(backend, prompt, (), generation, PLAIN, self.cancelled):
-            if isinstance(event, Step) and event.tokens:
-                found += [token.id for token in event.tokens]
-                rest = event.sample_seconds + event.other_seconds
-                self.rounds[self.target].append((event.verify_seconds, rest))
-                self.choices[self.target].append(event.sample_seconds)
-        self.check()
+        """The target's answer, for which all ways to draft take turns; their rounds are timed."""
+        turns = self.turns(sampling)
+        steps = self.decoded(self.models[self.target], prompt, [turns], sampling)
+        for step, ((name, source), first) in zip(steps, turns.taken, strict=False):
+            drafting = {s: seconds for s, seconds in step.look_ups.items() if s.startswith(DRAFT)}
+            self.time(step, step.draft_seconds - sum(drafting.values()))
+            for drafter, seconds in drafting.items():
+                rounds = step.levels[drafter][0] if drafter in step.levels else 0
+                if first or not rounds:
+                    continue
+                if source:
+                    self.seconds[name, source] += [seconds / rounds] * rounds
+                else:
+                    self.rounds[name] += [(0, seconds / rounds)] * rounds
+        found = [token.id for step in steps for token in step.tokens]
+        self.lengths += [len(found)] if found else []
         return found[: self.readable(prompt, found)]
+
+    def turns(self, sampling: Sampling) -> Turns:
+        """The draft models of one answer, with all that may draft for them."""
+        drafts, learners = self.names[:-1], list[Drafter]()
+        below: dict[Way, Drafter] = {}
+        for source, lowest in self.lowest.items():
+            for name in drafts if lowest.below is not None else ():
+                learner, below[name, source] = lowest.below(self.models[name], sampling)
+                learners.append(learner)
+        levels = {name: self.level(name, sampling) for name in drafts}
+        return Turns(levels, below, learners, self.ways, self.random)
+
+    def level(self, name: str, sampling: Sampling, below: Drafter | None = None) -> LevelDrafter:
+        """A draft model as a level of a stack."""
+        model, vocabulary = self.models[name], self.vocabulary
+        return LevelDrafter(
+            name,
+            model,
+            BRANCH,
+            sampling,
+            Match(),
+            vocabulary,
+            below,
+            self.curves[name],
+            cancelled=self.cancelled,
+        )
+
+    def time(self, step: Step, drafting: float = 0.0) -> None:
+        """Note what a step of the target took, but for what its drafts took; `drafting` is what
+        handing them over did."""
+        each = step.sample_seconds / len(step.tokens)
+        seconds = step.verify_seconds + step.other_seconds + drafting + each
+        self.rounds[self.target].append((sum(step.proposed.values()), seconds))
+        self.choices[self.target].append(each)
+
+    def decoded(
+        self,
+        model: Backend,
+        prompt: Sequence[int],
+        drafters: Sequence[Drafter],
+        sampling: Sampling,
+        costs: CostCurve | None = None,
+    ) -> list[Step]:
+        """The steps of a model's answer to a prompt, none where it has no room for one."""
+        if len(prompt) >= model.info.context_length:
+            return []
+        wanted = Generation(sampling, self.tokens)
+        events = decode(model, prompt, drafters, wanted, Drafting(), self.cancelled, costs)
+        steps = [event for event in events if isinstance(event, Step) and event.tokens]
+        self.check()
+        return steps
+
+    def answer_alone(self, source: Source, prompt: Sequence[int], sampling: Sampling) -> None:
+        """The target's answer once more, with one of `lowest` drafting as it would in a chat."""
+        target = self.models[self.target]
+        drafters = self.lowest[source].alone(target, sampling)
+        for step in self.decoded(
+            target, prompt, drafters, sampling, self.curves[self.target].fresh()
+        ):
+            self.time(step)
+            self.emitted[self.target, source].append(len(step.tokens))
+            self.seconds[self.target, source].append(step.seconds)
 
     def readable(self, prompt: Sequence[int], answer: Sequence[int]) -> int:
         """How many tokens of an answer all models know and have the context for."""
@@ -226,51 +398,43 @@ class Profiler:
     def judge_drafts(
         self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
     ) -> None:
-        """What the smaller draft models would have said where a larger one goes on by itself."""
+        """What the smaller draft models would have said where a larger one goes on by itself, and
+        what its rounds emit with each of `lowest` below it."""
         for above, name in enumerate(self.names[:-1]):
-            level = LevelDrafter(
-                name,
-                self.models[name],
-                BRANCH,
-                sampling,
-                Match(),
-                self.vocabulary,
-                cancelled=self.cancelled,
-            )
-            for at in range(0, len(answer), STRIDE if above else STRIDE * BRANCH):
-                self.check()
-                context = [*prompt, *answer[:at]]
-                branch = self.branch(name, level, context)
-                if not above or not branch:
+            for source in self.below:
+                learner, below = None, None
+                if source:
+                    learner, below = self.lowest[source].below(self.models[name], sampling)
+                elif not above:
                     continue
-                upper = self.scores(name, context, branch, sampling)
-                for below, lower in enumerate(self.names[:above]):
-                    scores = self.scores(lower, context, branch, sampling)
-                    judge(self.judged[below, above], scores, upper, branch)
+                known = 0
+                for at in range(0, len(answer), STRIDE):
+                    self.check()
+                    context = [*prompt, *answer[:at]]
+                    if learner is not None:
+                        learner.observe(context, len(context) - known)
+                        known = len(context)
+                    branch = self.branch(self.level(name, sampling, below), context, source)
+                    if source or not branch:
+                        continue
+                    upper = self.scores(name, context, branch, sampling)
+                    for lower, model in enumerate(self.names[:above]):
+                        scores = self.scores(model, context, branch, sampling)
+                        judge(self.judged[lower, above], scores, upper, branch)
 
-    def branch(self, name: str, level: LevelDrafter, context: Sequence[int]) -> list[int]:
-        """What a draft model says next; its first rounds are timed, as in a stack."""
-        level.observe(context, len(context))
-        # In a stack its weights have left the processor's caches while the target computed.
-        target = self.models[self.target]
-        self.read(target, context)
-        target.score(Tree(context[-1]), level.sampling)
-        target.accept(())
-        clock = perf_counter()
-        first = self.grown(level, context, ROUND)
-        spent = perf_counter() - clock
-        if first:
-            forward = self.curves[name].seconds(0)
-            self.rounds[name].append((forward, max(0.0, spent / len(first) - forward)))
-        if len(first) < ROUND:
-            return first
-        return first + self.grown(level, [*context, *first], BRANCH - ROUND)
-
-    def grown(self, level: LevelDrafter, context: Sequence[int], tokens: int) -> list[int]:
-        """The next tokens by a draft model, at most so many."""
-        tree, level.batch = Tree(context[-1]), tokens
-        level.grow(tree, context, Budget(Drafting(), tokens, self.vocabulary))
-        return list(tree.path(len(tree)))
+    def branch(self, level: LevelDrafter, context: Sequence[int], source: Source) -> list[int]:
+        """What a draft model says next, round by round."""
+        text: list[int] = []
+        level.batch = 1
+        while len(text) < BRANCH:
+            tree = Tree([*context, *text][-1])
+            level.grow(tree, [*context, *text], Budget(Drafting(), DEEPEST, self.vocabulary))
+            if not len(tree):
+                break
+            text += tree.path(len(tree))
+            if source:
+                self.emitted[level.name, source].append(len(tree))
+        return text[:BRANCH]
 
     def scores(
         self, name: str, context: Sequence[int], text: Sequence[int], sampling: Sampling
@@ -294,21 +458,6 @@ class Profiler:
             self.choices[name].append(perf_counter() - clock)
         return Scored(choice, scores.distribution(row))
 
-    def draft_from_databases(self, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Every model's own answer with the databases drafting for it."""
-        assert self.databases is not None
-        generation = Generation(sampling, self.tokens)
-        for name, backend in self.models.items():
-            self.check()
-            if len(prompt) >= backend.info.context_length:
-                continue
-            costs = self.curves[name].fresh()
-            drafters = self.databases(sampling)
-            events = decode(
-                backend, prompt, drafters, generation, Drafting(), self.cancelled, costs
-            )
-            self.steps[name] += [e for e in events if isinstance(e, Step) and e.tokens]
-
     def result(self) -> Profile:
         """The profile, from everything that was seen."""
         self.check()
@@ -317,44 +466,66 @@ class Profiler:
         last = len(self.names) - 1
         positions = len(self.judged[0, last].distances) if last else 0
         sampling = {name: getattr(self.sampling, name) for name in SAMPLER}
-        return Profile(models, pairs, sampling, positions, time())
+        length = mean(self.lengths) if self.lengths else 0.0
+        return Profile(models, pairs, sampling, positions, time(), length)
 
     def model(self, name: str) -> ModelProfile:
-        """One model's costs: its curve at the pace of real rounds, and what goes on around it."""
-        info, curve = self.models[name].info, self.curves[name]
-        forward, around = curve.seconds(0), 0.0
-        if self.rounds[name]:
-            forward, around = (median(times) for times in zip(*self.rounds[name], strict=True))
+        """One model's costs, and its rounds with what may draft for it."""
+        info = self.models[name].info
+        lowest: dict[Source, Rounds | None] = {
+            source: rounds_of(self.emitted[name, source], self.seconds[name, source])
+            for source in self.lowest
+        }
         return ModelProfile(
             name,
             info.fingerprint,
             info.parameters,
             info.memory_bytes,
-            {size: seconds + around for size, seconds in paced(curve.points, forward).items()},
-            median(self.choices[name]) if self.choices[name] else 0.0,
-            rounds_of(self.steps[name]),
+            timed(self.curves[name].points, self.rounds[name]),
+            trimmed(self.choices[name]) if self.choices[name] else 0.0,
+            lowest.get(DATABASES),
+            lowest.get(HEAD),
+            lowest.get(MERGED),
         )
 
 
-def paced(points: Mapping[int, float], forward: float) -> dict[int, float]:
-    """A cost curve at the pace of real forwards, of which one without drafts takes `forward`.
+def timed(points: Mapping[int, float], rounds: Sequence[tuple[int, float]]) -> dict[int, float]:
+    """A cost curve as real rounds have it: (drafted tokens, seconds) of each.
 
-    More rows never take less: where a curve says so, the machine hiccuped while it was measured.
+    Every size counts as it was timed there. Of what was not, the curve tells: rounds that take more
+    do so for what goes on around a forward, and where they take less the machine was busy when the
+    curve was made. More rows never take less: where they seem to, their mean counts for both.
     """
-    pace = min(max(forward / points[0], 1 / SURPRISE), SURPRISE)
     sizes = sorted(points)
-    seconds = accumulate((forward, *(pace * points[size] for size in sizes[1:])), max)
-    return dict(zip(sizes, seconds, strict=True))
+    real: dict[int, list[float]] = {size: [] for size in sizes}
+    for drafted, seconds in rounds:
+        real[sizes[min(bisect_left(sizes, drafted), len(sizes) - 1)]].append(seconds)
+    seen = {size: trimmed(found) for size, found in real.items() if found}
+    counts = {size: len(found) for size, found in real.items()}
+    known = sum(counts[size] * points[size] for size in seen)
+    apart = sum(counts[size] * seen[size] for size in seen) - known
+    more = max(0.0, apart) / max(1, sum(counts.values()))
+    pace = 1 + min(0.0, apart) / known if known else 1.0
+    merged: list[tuple[float, int, int]] = []
+    for size in sizes:
+        value = seen.get(size, pace * points[size] + more)
+        weight, covered = max(1, counts[size]), 1
+        while merged and merged[-1][0] > value:
+            last, before, joined = merged.pop()
+            value = (last * before + value * weight) / (before + weight)
+            weight, covered = weight + before, covered + joined
+        merged.append((value, weight, covered))
+    values = [value for value, _, covered in merged for _ in range(covered)]
+    return dict(zip(sizes, values, strict=True))
 
 
-def rounds_of(steps: Sequence[Step]) -> Rounds | None:
-    """The law of the tokens of a step, and its mean seconds; None when there was no step."""
-    if not steps:
+def rounds_of(emitted: Sequence[int], seconds: Sequence[float]) -> Rounds | None:
+    """The law of the tokens of a round, and its mean seconds; None when there was no round."""
+    if not emitted or not seconds:
         return None
-    longest = max(len(step.tokens) for step in steps)
-    counts = np.bincount([len(step.tokens) for step in steps], minlength=longest + 1)
-    law = tuple(float(count) for count in counts[1:] / len(steps))
-    return Rounds(law, trimmed([step.seconds for step in steps]))
+    counts = np.bincount(emitted)
+    law = tuple(float(count) for count in counts[1:] / len(emitted))
+    return Rounds(law, trimmed(seconds))
 
 
 def trimmed(seconds: Sequence[float]) -> float:

@@ -11,23 +11,39 @@ forms, both derived for this project:
   below, and as the graph of models has no cycle, one forward pass finds its shortest path.
 
 The path form is some percent too low, more where costs jump, as it misses that batches may exceed
-their minimum. So a few plans are found in it, and are polished and compared in the exact one.
+their minimum. So plans are found in it, and are polished and compared in the exact one.
+
+What answers really took corrects both: each stack by a factor of its own (engine/hsd/profile.py).
+Within a stack that changes no order, so the best batches stay the same. Which stack is the best
+may change. So every stack is compared where there are few, and those of the path form where there
+are many.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import SettingError
-from engine.hsd.profile import Pair, Profile
-from engine.types import Rule
+from engine.hsd.profile import Outcome, Pair, Profile
+from engine.types import DRAFT, Rule, Step
 
 DATABASES: Literal["databases"] = "databases"
+HEAD: Literal["head"] = "head"
+MERGED: Literal["databases+head"] = "databases+head"
+Source = Literal["", "databases", "head", "databases+head"]
+"""What drafts for the lowest model of a plan: nothing, the databases, its own head, both."""
+SOURCES: dict[Source, tuple[bool, bool]] = {
+    "": (False, False),
+    DATABASES: (True, False),
+    HEAD: (False, True),
+    MERGED: (True, True),
+}
+"""The same as a plan says it: whether the databases draft, and whether the head does."""
 PLAIN = "plain"
 LONGEST = 32
 """The largest batch a model may be asked for."""
@@ -35,6 +51,8 @@ START = 4
 """The batch from which the best one is looked for."""
 HOPELESS = 1.25
 """Plans that take so many times as long as another are not worth polishing."""
+FEW = 64
+"""Up to so many stacks, all are compared."""
 
 Law = NDArray[np.float64]
 """A law of numbers of tokens: `law[n]` is the probability of n."""
@@ -57,31 +75,53 @@ class StackLevel:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who drafts for the target: models, the smallest first, and the databases below all of them.
+    """Who drafts for the target: models, the smallest first, and what drafts for the lowest one:
+    the databases, its own head, or both in one tree.
 
-    With neither it is plain decoding. `str` gives it as `resolve` reads it, such as
+    With none of them it is plain decoding. `str` gives it as `resolve` reads it, such as
     "databases/small@8/mid@4".
     """
 
     levels: tuple[StackLevel, ...] = ()
     databases: bool = False
+    head: bool = False
+
+    @property
+    def source(self) -> Source:
+        """What drafts for the lowest model."""
+        return next(name for name, has in SOURCES.items() if has == (self.databases, self.head))
+
+    @property
+    def below(self) -> "Plan":
+        """The plan without its top level: who drafts for that."""
+        return replace(self, levels=self.levels[:-1])
+
+    @property
+    def stack(self) -> str:
+        """Who drafts, without the batches."""
+        return "/".join([*([self.source] if self.source else []), *(x.model for x in self.levels)])
 
     def __str__(self) -> str:
-        parts = [DATABASES] if self.databases else []
+        parts = [self.source] if self.source else []
         return (
             "/".join([*parts, *(f"{level.model}@{level.batch}" for level in self.levels)]) or PLAIN
         )
+
+
+def stack_of(plan: Plan, rule: Rule) -> str:
+    """The name under which a profile keeps what a plan's stack took with a rule."""
+    return f"{rule} {plan.stack}"
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
     """One way to decode model `above`, as a map from seconds per token of `below` to its own.
 
-    `below` is None where the model decodes by itself and "databases" where they draft for it: the
+    `below` is the name of what drafts for it where no model does, "" where nothing does: the
     sources of the graph, which take no batch. Models are given by their index in the profile.
     """
 
-    below: int | Literal["databases"] | None
+    below: int | Source
     above: int
     batch: int
     multiplier: float
@@ -119,8 +159,9 @@ class Recursion:
     """
 
     def __init__(self, profile: Profile, rule: Rule) -> None:
-        self.profile = profile
-        found = [len(model.databases.law) for model in profile.models if model.databases]
+        self.profile, self.rule = profile, rule
+        every = [rounds for m in profile.models for rounds in (m.databases, m.head, m.merged)]
+        found = [len(rounds.law) for rounds in every if rounds]
         # Every level proposes its batch more than the one below at most.
         reach = range(LONGEST * len(profile.models) + max(found, default=0))
         # c(n) and S_n for every n that may be proposed.
@@ -132,18 +173,33 @@ class Recursion:
         self.known: dict[Plan, tuple[Law, float]] = {}
 
     def latency(self, plan: Plan) -> float:
-        """Seconds per token that the target emits."""
+        """Seconds per token that the target emits, corrected by what answers took."""
+        return self.profiled(plan) * self.profile.factor(stack_of(plan, self.rule))
+
+    def profiled(self, plan: Plan) -> float:
+        """The same by the profile alone, for answers as long as those of the profile.
+
+        The last round of an answer would emit more than is left of it. By renewal theory that is
+        (E[X^2] / E[X] - 1) / 2 tokens on average. Drafts stop where the answer does, so the target
+        alone works for them. Rounds without draft models were measured to the end of answers.
+        """
         emits, seconds = self.round(plan, len(self.profile.models) - 1)
-        return seconds / float(emits @ np.arange(len(emits)))
+        sizes, length = np.arange(len(emits)), self.profile.length
+        tokens = float(emits @ sizes)
+        if plan.levels and length:
+            beyond = (float(emits @ sizes**2) / tokens - 1) / 2
+            seconds += (seconds - self.handed(plan)[1]) * beyond / length
+        return seconds / tokens
 
     def round(self, plan: Plan, above: int) -> tuple[Law, float]:
         """The law of the tokens of a round of model `above`, for which `plan` drafts; seconds."""
         model = self.profile.models[above]
         if not plan.levels:
-            if not plan.databases:
+            if not plan.source:
                 return np.array([0.0, 1.0]), model.seconds(0)
-            assert model.databases is not None, f"no databases were measured for {model.name}"
-            return np.array([0.0, *model.databases.law]), model.databases.seconds
+            rounds = model.rounds(plan.databases, plan.head)
+            assert rounds is not None, f"no {plan.source} were measured for {model.name}"
+            return np.array([0.0, *rounds.law]), rounds.seconds
         law, seconds = self.handed(plan)
         below = self.profile.index(plan.levels[-1].model)
         beyond = self.survival[below, above][: len(law)] * law[::-1].cumsum()[::-1]
@@ -154,9 +210,8 @@ class Recursion:
     def handed(self, plan: Plan) -> tuple[Law, float]:
         """The law of the tokens that the top level of a plan proposes; seconds."""
         if plan not in self.known:
-            *levels, top = plan.levels
-            below = Plan(tuple(levels), plan.databases)
-            emits, seconds = self.round(below, self.profile.index(top.model))
+            top = plan.levels[-1]
+            emits, seconds = self.round(plan.below, self.profile.index(top.model))
             law, rounds = gathered(emits, top.batch)
             self.known[plan] = law, rounds * seconds
         return self.known[plan]
@@ -179,12 +234,13 @@ def latency(profile: Profile, plan: Plan, rule: Rule) -> float:
 
 
 def sources(profile: Profile, above: int) -> list[Edge]:
-    """The edges without a draft model: by itself, then, if measured, with the databases."""
+    """The edges without a draft model: by itself, then with every source that was measured."""
     model = profile.models[above]
-    found = [Edge(None, above, 0, 0.0, model.seconds(0))]
-    if rounds := model.databases:
-        mean = sum(tokens * share for tokens, share in enumerate(rounds.law, start=1))
-        found.append(Edge(DATABASES, above, 0, 0.0, rounds.seconds / mean))
+    found = [Edge("", above, 0, 0.0, model.seconds(0))]
+    for source, has in SOURCES.items():
+        if rounds := model.rounds(*has):
+            mean = sum(tokens * share for tokens, share in enumerate(rounds.law, start=1))
+            found.append(Edge(source, above, 0, 0.0, rounds.seconds / mean))
     return found
 
 
@@ -209,8 +265,14 @@ class Graph:
         self.target = len(self.names) - 1
         usable = {*(self.names if allowed is None else allowed), self.names[-1]}
         self.used = [level for level, name in enumerate(self.names) if name in usable]
-        databases = allowed is None or DATABASES in allowed
-        self.sources = {level: sources(profile, level)[: 1 + databases] for level in self.used}
+        self.sources = {
+            level: [
+                edge
+                for edge in sources(profile, level)
+                if allowed is None or set(str(edge.below).split("+")) <= {"", *allowed}
+            ]
+            for level in self.used
+        }
         self.batches = {
             (below, above): batches(profile, rule, below, above)
             for below, above in combinations(self.used, 2)
@@ -218,8 +280,12 @@ class Graph:
 
     def start(self, above: int) -> Path:
         """The best way to decode a model for which no other drafts."""
-        edge = min(self.sources[above], key=Edge.seconds)
-        return Path(edge.seconds(), Plan(databases=edge.below == DATABASES))
+        return min(self.started(above, edge) for edge in self.sources[above])
+
+    def started(self, above: int, edge: Edge) -> Path:
+        """The path of one source."""
+        assert not isinstance(edge.below, int)
+        return Path(edge.seconds(), Plan((), *SOURCES[edge.below]))
 
     def least(self, below: int, above: int, seconds: float) -> Edge:
         """The best batches for a pair of which the lower one takes `seconds` per token."""
@@ -253,6 +319,25 @@ class Graph:
                 if above > min(paths)
             }
         return found
+
+    def stacks(self) -> list[Path]:
+        """The shortest path through every stack: each choice of models and of their source."""
+        drafts, found = [level for level in self.used if level != self.target], []
+        for size in range(len(drafts) + 1):
+            for levels in combinations(drafts, size):
+                chain = [*levels, self.target]
+                for edge in self.sources[chain[0]]:
+                    path = self.started(chain[0], edge)
+                    for below, above in pairwise(chain):
+                        path = self.extended(path, below, above)
+                    found.append(path)
+        return found
+
+    @property
+    def few(self) -> bool:
+        """Whether all stacks can be compared."""
+        most = max(len(edges) for edges in self.sources.values())
+        return most << (len(self.used) - 1) <= FEW
 
 
 def shortest(profile: Profile, rule: Rule, allowed: Collection[str] | None = None) -> Plan:
@@ -294,13 +379,16 @@ def best(profile: Profile, rule: Rule, allowed: Collection[str] | None = None) -
     """The plan of least latency in the exact form, among those the path form finds.
 
     `allowed` are the names of the draft models that may be used, and "databases" if they may be;
-    by default all. Plain decoding is always allowed. The search is a heuristic in as far as only
-    the path form is optimised over all stacks.
+    by default all. Plain decoding is always allowed. Where there are few stacks, each of them is
+    compared. Else the search is a heuristic, as only the path form is optimised over all of them.
     """
     graph, recursion = Graph(profile, rule, allowed), Recursion(profile, rule)
-    paths = graph.shortest()
-    through = [graph.extended(paths[i], i, graph.target) for i in paths if i < graph.target]
-    found = [graph.start(graph.target), paths[graph.target], *graph.depths(), *through]
+    if graph.few:
+        found = graph.stacks()
+    else:
+        paths = graph.shortest()
+        through = [graph.extended(paths[i], i, graph.target) for i in paths if i < graph.target]
+        found = [graph.start(graph.target), paths[graph.target], *graph.depths(), *through]
     plans = {plan: recursion.latency(plan) for plan in (Plan(), *(path.plan for path in found))}
     limit = HOPELESS * min(plans.values())
     good = [polished(recursion, plan) for plan, seconds in plans.items() if seconds <= limit]
@@ -316,13 +404,35 @@ def singles(profile: Profile, rule: Rule) -> dict[str, Plan]:
 
 
 def candidates(profile: Profile, rule: Rule) -> dict[str, Plan]:
-    """The plans to compare, by their text: plain decoding, the databases alone if measured, every
+    """The plans to compare, by their text: plain decoding, what else needs no draft model, every
     draft model alone, the best stack of every height from two, and the best of all."""
     recursion = Recursion(profile, rule)
-    plans = [Plan(), *([Plan(databases=True)] if profile.target.databases else [])]
+    target = profile.target
+    plans = [Plan((), *has) for has in SOURCES.values() if not any(has) or target.rounds(*has)]
     plans += singles(profile, rule).values()
     plans += [polished(recursion, path.plan) for path in Graph(profile, rule).depths()[2:]]
     return {str(plan): plan for plan in [*plans, best(profile, rule)]}
+
+
+def outcome_of(profile: Profile, plan: Plan, rule: Rule, steps: Iterable[Step]) -> Outcome | None:
+    """What the steps came to in which a plan drafted; None where there is no such step.
+
+    Draft models may rest in an answer (engine/drafting/controller.py). Steps without them say
+    nothing of the plan.
+    """
+    drafted = [
+        (step, step.plain_seconds)
+        for step in steps
+        if step.tokens
+        and step.plain_seconds
+        and (not plan.levels or any(source.startswith(DRAFT) for source in step.look_ups))
+    ]
+    if not drafted or not (plan.levels or plan.source):
+        return None
+    plain = sum(seconds for _, seconds in drafted)
+    ratio = Recursion(profile, rule).profiled(plan) / profile.target.seconds(0)
+    seconds = sum(step.seconds for step, _ in drafted)
+    return Outcome(sum(len(step.tokens) for step, _ in drafted), seconds, ratio * plain, plain)
 
 
 def memory(profile: Profile, plan: Plan) -> int:
@@ -331,31 +441,31 @@ def memory(profile: Profile, plan: Plan) -> int:
     return sum(model.memory_bytes for model in profile.models if model.name in names)
 
 
-def parse(spec: str) -> tuple[bool, tuple[tuple[str, int | None], ...]]:
-    """Whether the databases draft, and the names and batches of the levels; None: not given.
+def parse(spec: str) -> tuple[Source, tuple[tuple[str, int | None], ...]]:
+    """What drafts for the lowest model, and the names and batches of the levels; None: not given.
 
     A name may hold "@": what follows the last one is the batch if it is a number. Raises
     SettingError for a plan that can be none.
     """
     parts = [part.strip() for part in spec.split("/")]
     if parts == [PLAIN]:
-        return False, ()
+        return "", ()
     if not all(parts):
         raise SettingError(
             f"The plan cannot be {spec!r}. Name draft models, the smallest first, such as "
             f"small@8/mid@4, or give {PLAIN} or {DATABASES}."
         )
-    databases = parts[0] == DATABASES
+    source: Source = next((name for name in SOURCES if name == parts[0]), "")
     levels: list[tuple[str, int | None]] = []
-    for part in parts[databases:]:
-        if part == DATABASES:
+    for part in parts[bool(source) :]:
+        if part in SOURCES:
             raise SettingError(
-                f"The plan {spec!r} is not possible: the databases draft for the smallest model "
-                f"only. Write {DATABASES} once, in front."
+                f"The plan {spec!r} is not possible: the {part} can draft for the smallest model "
+                f"only. Write {part} once, in front."
             )
         numbered = re.fullmatch(r"(.+)@(-?\d{1,9})", part, re.DOTALL)
         levels.append((numbered[1], int(numbered[2])) if numbered else (part, None))
-    return databases, tuple(levels)
+    return source, tuple(levels)
 
 
 def resolve(profile: Profile, spec: str, rule: Rule) -> Plan:
@@ -363,7 +473,7 @@ def resolve(profile: Profile, spec: str, rule: Rule) -> Plan:
 
     Raises SettingError for what the profile has no such plan for.
     """
-    databases, wanted = parse(spec)
+    source, wanted = parse(spec)
     places = [place_of(profile, name) for name, _ in wanted]
     if sorted(set(places)) != places:
         names = ", ".join(profile.models[place].name for place in sorted(set(places)))
@@ -372,14 +482,14 @@ def resolve(profile: Profile, spec: str, rule: Rule) -> Plan:
             f"first: {names}."
         )
     lowest = profile.models[places[0]] if places else profile.target
-    if databases and lowest.databases is None:
+    if source and lowest.rounds(*SOURCES[source]) is None:
         raise SettingError(
-            f"The plan {spec!r} is not possible: the profile does not say how the databases draft "
-            f"for {lowest.name!r}. Profile it with the databases, or leave {DATABASES} out."
+            f"The plan {spec!r} is not possible: the profile does not say how the {source} would "
+            f"draft for {lowest.name!r}. Profile it with that, or leave {source} out."
         )
     levels = tuple(StackLevel(name, START if batch is None else batch) for name, batch in wanted)
     free = [at for at, (_, batch) in enumerate(wanted) if batch is None]
-    return polished(Recursion(profile, rule), Plan(levels, databases), free)
+    return polished(Recursion(profile, rule), Plan(levels, *SOURCES[source]), free)
 
 
 def place_of(profile: Profile, name: str) -> int:

@@ -9,17 +9,24 @@ acceptances predicts runs of them poorly.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Self
 
 from engine.types import RULES, Rule
 
+LATEST = 12
+"""So many answers of a stack are kept."""
+ENOUGH = 128
+"""The fewest tokens that correct a prediction."""
+OFF = 1.1
+"""A stack that takes so many times as long as planned with, or as little, is planned again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Decoding of one model with the databases drafting for it.
+    """Decoding of one model with the databases, or its head, drafting for it.
 
     A round emits k tokens with probability `law[k - 1]` and takes `seconds` on average.
     """
@@ -32,7 +39,11 @@ class Rounds:
 class ModelProfile:
     """One model's costs. `costs` maps numbers of drafted tokens, from 0, to the seconds in which it
     verifies them: the forward, the choice of one token, roll-back. `choice` is the seconds of every
-    further choice. `databases` is None where they were not measured."""
+    further choice.
+
+    `databases`, `head` and `merged` are its rounds with the databases drafting for it, its own
+    head, and both in one tree. None where that was not measured.
+    """
 
     name: str
     fingerprint: str
@@ -41,6 +52,14 @@ class ModelProfile:
     costs: Mapping[int, float]
     choice: float = 0.0
     databases: Rounds | None = None
+    head: Rounds | None = None
+    merged: Rounds | None = None
+
+    def rounds(self, databases: bool, head: bool) -> Rounds | None:
+        """The rounds with these drafting for it; None where they were not measured."""
+        if databases:
+            return self.merged if head else self.databases
+        return self.head if head else None
 
     def seconds(self, drafted: int) -> float:
         """c(n): the seconds of a round over `drafted` tokens, before further choices.
@@ -83,11 +102,24 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the tokens of an answer took. `expected` are the seconds by the profile, and
+    `plain_seconds` those of plain decoding, both at the load of that moment."""
+
+    tokens: int
+    seconds: float
+    expected: float
+    plain_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """A family of models, the target last. `pairs` holds every (below, above) with below < above.
 
     `sampling` is the sampler that acceptance was measured with (temperature, top_k, top_p, min_p),
     `positions` the number of positions that the target's row of the acceptance matrix rests on.
+    `length` is how many tokens its answers had on average; 0 counts as endless. `outcomes` are the
+    latest of every stack, by its name (engine/hsd/planner.py).
     """
 
     models: tuple[ModelProfile, ...]
@@ -95,6 +127,8 @@ class Profile:
     sampling: Mapping[str, float]
     positions: int = 0
     measured: float = 0.0
+    length: float = 0.0
+    outcomes: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [model.name for model in self.models]
@@ -105,6 +139,10 @@ class Profile:
             check_costs(model)
         for pair in self.pairs.values():
             check_pair(pair)
+        if not (isfinite(self.length) and self.length >= 0):
+            raise ValueError(f"answers cannot have {self.length} tokens")
+        for outcomes in self.outcomes.values():
+            check_outcomes(outcomes)
 
     @property
     def target(self) -> ModelProfile:
@@ -117,6 +155,24 @@ class Profile:
             if model.name == name:
                 return index
         raise KeyError(name)
+
+    def factor(self, stack: str) -> float:
+        """How many times as long as predicted a stack took of late; 1 until enough is known."""
+        found = self.outcomes.get(stack, ())
+        if sum(outcome.tokens for outcome in found) < ENOUGH:
+            return 1.0
+        return sum(o.seconds for o in found) / sum(o.expected for o in found)
+
+    def learned(self, stack: str, outcome: Outcome) -> Self:
+        """The profile after one more answer by a stack, which is the last of the outcomes then."""
+        latest = (*self.outcomes.get(stack, ()), outcome)[-LATEST:]
+        others = {name: found for name, found in self.outcomes.items() if name != stack}
+        return replace(self, outcomes=others | {stack: latest})
+
+    def off(self, planned: "Profile") -> bool:
+        """Whether what answers took is too far from what was planned with."""
+        changes = [self.factor(stack) / planned.factor(stack) for stack in self.outcomes]
+        return any(not 1 / OFF <= change <= OFF for change in changes)
 
     def mapping(self) -> dict[str, Any]:
         """As JSON values."""
@@ -132,6 +188,11 @@ class Profile:
             "sampling": dict(self.sampling),
             "positions": self.positions,
             "measured": self.measured,
+            "length": self.length,
+            "outcomes": {
+                stack: [asdict(outcome) for outcome in found]
+                for stack, found in self.outcomes.items()
+            },
         }
 
     @classmethod
@@ -147,6 +208,11 @@ class Profile:
                 {str(name): float(value) for name, value in values["sampling"].items()},
                 int(values["positions"]),
                 float(values["measured"]),
+                float(values.get("length", 0.0)),
+                {
+                    str(stack): tuple(outcome_from(item) for item in found)
+                    for stack, found in values.get("outcomes", {}).items()
+                },
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a profile: {error!r}") from error
@@ -154,7 +220,6 @@ class Profile:
 
 def model_from(values: Mapping[str, Any]) -> ModelProfile:
     """One model of a stored profile."""
-    rounds = values["databases"]
     return ModelProfile(
         str(values["name"]),
         str(values["fingerprint"]),
@@ -162,8 +227,21 @@ def model_from(values: Mapping[str, Any]) -> ModelProfile:
         int(values["memory_bytes"]),
         {int(n): float(seconds) for n, seconds in values["costs"].items()},
         float(values["choice"]),
-        rounds and Rounds(tuple(map(float, rounds["law"])), float(rounds["seconds"])),
+        rounds_from(values["databases"]),
+        rounds_from(values.get("head")),
+        rounds_from(values.get("merged")),
     )
+
+
+def rounds_from(values: Any) -> Rounds | None:
+    """What drafts for one model of a stored profile, if anything does."""
+    return values and Rounds(tuple(map(float, values["law"])), float(values["seconds"]))
+
+
+def outcome_from(values: Mapping[str, Any]) -> Outcome:
+    """One answer of a stored profile."""
+    times = (float(values[name]) for name in ("seconds", "expected", "plain_seconds"))
+    return Outcome(int(values["tokens"]), *times)
 
 
 def pair_from(values: Mapping[str, Any]) -> Pair:
@@ -176,9 +254,10 @@ def pair_from(values: Mapping[str, Any]) -> Pair:
 def check_costs(model: ModelProfile) -> None:
     """Raise ValueError unless times are positive and finite, and laws are laws."""
     times: list[float] = [*model.costs.values()]
-    if model.databases is not None:
-        times.append(model.databases.seconds)
-        check_law(model.databases.law)
+    for rounds in (model.databases, model.head, model.merged):
+        if rounds is not None:
+            times.append(rounds.seconds)
+            check_law(rounds.law)
     if 0 not in model.costs or min(model.costs) < 0:
         raise ValueError(f"the costs of {model.name!r} do not begin at 0 drafted tokens")
     if not (isfinite(model.choice) and model.choice >= 0):
@@ -201,3 +280,11 @@ def check_pair(pair: Pair) -> None:
         falls = all(left >= right - 1e-9 for left, right in pairwise((1.0, *survival)))
         if not falls or not all(0 <= share <= 1 + 1e-9 for share in survival):
             raise ValueError(f"not a survival: {survival}")
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Raise ValueError unless tokens were emitted, in times that are positive and finite."""
+    for found in outcomes:
+        times = found.seconds, found.expected, found.plain_seconds
+        if found.tokens < 1 or not all(isfinite(spent) and spent > 0 for spent in times):
+            raise ValueError(f"not an outcome: {found}")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from engine.backends.base import Backend
 from engine.backends.toy import END, ToyBackend, toy_logits
 from engine.decode import decode
-from engine.drafting.base import Drafter
+from engine.drafting.base import Drafter, Learner
 from engine.drafting.costs import CostCurve
 from engine.errors import Cancelled
 from engine.hsd.family import Family
@@ -24,20 +25,23 @@ from engine.hsd.measure import (
     RAREST,
     ROUND,
     Judged,
+    Lowest,
     Profiler,
     Scored,
+    Way,
+    in_turn,
     judge,
-    paced,
     rounds_of,
     starts,
     survival_of,
+    timed,
 )
-from engine.hsd.planner import Recursion
+from engine.hsd.planner import Recursion, Source
 from engine.hsd.profile import Profile, Rounds
 from engine.prompt import Chat
 from engine.sampling import choose, distribution
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import RULES, Message, Rule, Step, Token
+from engine.types import RULES, Message, Rule, Step
 from tests.support.lossless import Adversary, Strict
 from tests.unit.test_verify import DRAFTS, SYMBOLS, TARGET, Logits, Small
 
@@ -301,47 +305,66 @@ def test_a_pair_of_which_nothing_is_known_accepts_nothing() -> None:
 # Costs, databases, and the way to the end.
 
 
-def test_a_models_costs_are_at_the_pace_of_real_rounds() -> None:
+def test_a_models_costs_are_those_of_its_real_rounds() -> None:
     work = profiler(("mid",))
     work.curves = dict.fromkeys(work.names, CostCurve({0: 1.0, 4: 3.0}))
-    work.rounds["mid"] = [(0.25, 0.125), (0.75, 0.25), (9.0, 9.0)]
-    work.choices["mid"] = [0.01, 0.02, 7.0]
+    work.rounds["mid"] = [(0, 2.0)] * 6
+    work.choices["mid"] = [0.01, 0.02, 0.03]
     found = work.model("mid")
-    assert found.costs == {0: 1.0, 4: 2.5} and found.choice == 0.02
+    assert found.costs == {0: 2.0, 4: 4.0} and found.choice == pytest.approx(0.02)
     bare = work.model("toy")
-    assert bare.costs == {0: 1.0, 4: 3.0} and bare.choice == 0.0 and bare.databases is None
+    assert bare.costs == {0: 1.0, 4: 3.0} and bare.choice == 0.0
+    assert bare.databases is bare.head is bare.merged is None
     assert (found.fingerprint, found.parameters) == (work.models["mid"].info.fingerprint, 0)
 
 
 @pytest.mark.parametrize(
-    ("points", "forward", "wanted"),
+    ("points", "rounds", "wanted"),
     [
-        ({0: 1.0, 4: 2.0, 8: 4.0}, 1.0, {0: 1.0, 4: 2.0, 8: 4.0}),
-        ({0: 1.0, 4: 2.0, 8: 4.0}, 1.25, {0: 1.25, 4: 2.5, 8: 5.0}),
-        ({0: 1.0, 4: 2.0}, 9.0, {0: 9.0, 4: 9.0}),
-        ({0: 1.5, 4: 3.0}, 0.1, {0: 0.1, 4: 2.0}),
-        ({4: 2.0, 0: 1.0, 8: 1.5}, 1.0, {0: 1.0, 4: 2.0, 8: 2.0}),
+        ({0: 1.0, 4: 2.0, 8: 4.0}, {}, {0: 1.0, 4: 2.0, 8: 4.0}),
+        ({0: 1.0, 4: 2.0, 8: 4.0}, {0: 1.5}, {0: 1.5, 4: 2.5, 8: 4.5}),
+        ({0: 1.0, 4: 9.0, 8: 4.0}, {0: 1.0, 3: 2.0, 8: 4.0}, {0: 1.0, 4: 2.0, 8: 4.0}),
+        ({0: 3.0, 4: 3.0, 8: 3.0}, {0: 2.0, 2: 1.0, 7: 6.0}, {0: 1.5, 4: 1.5, 8: 6.0}),
+        ({4: 2.0, 0: 1.0, 8: 1.5}, {}, {0: 1.0, 4: 1.75, 8: 1.75}),
     ],
 )
-def test_a_curve_follows_the_pace_within_reason_and_never_falls(
-    points: dict[int, float], forward: float, wanted: dict[int, float]
+def test_a_curve_is_as_real_rounds_have_it_and_never_falls(
+    points: dict[int, float], rounds: dict[int, float], wanted: dict[int, float]
 ) -> None:
-    assert paced(points, forward) == pytest.approx(wanted)
+    """What a curve made of hiccups says of a size is forgotten once that was timed in use."""
+    found = timed(points, [(n, seconds) for n, seconds in rounds.items() for _ in range(2000)])
+    assert found == pytest.approx(wanted, rel=0.01) and list(found) == sorted(points)
 
 
-def step(tokens: int, seconds: float) -> Step:
-    return Step(0, tuple(Token(7, at, "target") for at in range(tokens)), verify_seconds=seconds)
+def test_what_was_not_timed_goes_with_the_rest() -> None:
+    faster = timed({0: 2.0, 4: 4.0, 8: 6.0}, [(0, 1.0), (3, 2.0)])
+    assert faster == pytest.approx({0: 1.0, 4: 2.0, 8: 3.0}), "the machine was busy before"
+    slower = timed({0: 1.0, 4: 1.5, 8: 2.0}, [(0, 2.0)])
+    assert slower == pytest.approx({0: 2.0, 4: 2.5, 8: 3.0}), "what goes on around a forward"
 
 
-def test_the_rounds_of_steps() -> None:
-    assert rounds_of([]) is None
-    assert rounds_of([step(1, 0.5)]) == Rounds((1.0,), 0.5)
-    found = rounds_of([step(1, 1.0), step(3, 2.0), step(1, 1.0), step(4, 4.0)])
+def test_one_hiccup_says_little_of_a_size() -> None:
+    rounds = [(0, 1.0)] * 20 + [(0, 90.0)]
+    assert timed({0: 1.0, 4: 1.0}, rounds)[0] < 1.06
+
+
+def test_the_rounds_with_something_below() -> None:
+    assert rounds_of([], []) is None and rounds_of([1], []) is None
+    assert rounds_of([1], [0.5]) == Rounds((1.0,), 0.5)
+    found = rounds_of([1, 3, 1, 4], [1.0, 2.0, 1.0, 4.0])
     assert found == Rounds((0.5, 0.0, 0.25, 0.25), 1.75), "what took the longest counts as 3"
 
 
-def knowing(ahead: int) -> Callable[[Sampling], list[Drafter]]:
-    """Makes databases that draft what the target would say most likely."""
+def test_all_ways_have_as_many_turns() -> None:
+    ways: list[Way] = [("", ""), ("mid", ""), ("mid", "databases")]
+    turns = in_turn(ways, Random(3))
+    found = [next(turns) for _ in range(30)]
+    assert {way: found.count(way) for way in ways} == dict.fromkeys(ways, 10)
+    assert found[:3] != found[3:6] or found[3:6] != found[6:9]
+
+
+def knowing(ahead: int) -> dict[Source, Lowest]:
+    """Databases that draft what the target would say most likely."""
 
     def say(tokens: Sequence[int]) -> list[tuple[int, ...]]:
         text = list(tokens[-2:])
@@ -349,11 +372,19 @@ def knowing(ahead: int) -> Callable[[Sampling], list[Drafter]]:
             text.append(int(TARGET(tuple(text[-2:])).argmax()))
         return [tuple(text[2:])]
 
-    return lambda sampling: [Adversary(say, "context")]
+    return lowest_of(say)
+
+
+def lowest_of(say: Callable[[Sequence[int]], list[tuple[int, ...]]]) -> dict[Source, Lowest]:
+    def drafter() -> Drafter:
+        return Adversary(say, "context")
+
+    below = Learner(()), drafter()
+    return {"databases": Lowest(lambda model, drawn: [drafter()], lambda model, drawn: below)}
 
 
 def test_the_databases_are_measured_with_every_model() -> None:
-    work = profiler(("tiny", "mid"), PROMPTS[:6], Sampling(0.0), databases=knowing(3))
+    work = profiler(("tiny", "mid"), PROMPTS[:6], Sampling(0.0), lowest=knowing(3))
     shares = [*work.run()]
     assert work.profile is not None and len(shares) == 3 + 6 * 2
     tiny, mid, target = (model.databases for model in work.profile.models)
@@ -370,7 +401,7 @@ def test_the_databases_are_measured_with_every_model() -> None:
 @pytest.mark.parametrize("databases", [None, knowing(2)], ids=["models", "databases"])
 @pytest.mark.parametrize("names", [(), ("mid",), NAMES])
 def test_progress_goes_on_to_its_end(names: Sequence[str], databases: Any) -> None:
-    work = profiler(names, PROMPTS[:2], tokens=9, databases=databases)
+    work = profiler(names, PROMPTS[:2], tokens=9, lowest=databases)
     shares = []
     for share in work.run():
         assert share == 1.0 or work.profile is None
@@ -389,7 +420,7 @@ def test_it_may_be_stopped_anywhere() -> None:
     asked = 0
     for at in range(400):
         calls = iter([False] * at + [True] * 10**6)
-        work = profiler(("tiny", "mid"), PROMPTS[:2], tokens=10, databases=knowing(2),
+        work = profiler(("tiny", "mid"), PROMPTS[:2], tokens=10, lowest=knowing(2),
                         cancelled=lambda calls=calls: next(calls))  # fmt: skip
         try:
             for _ in work.run():
@@ -434,7 +465,7 @@ def test_without_prompts_nothing_is_accepted() -> None:
 def test_draft_models_with_a_shorter_context_see_what_they_can(context: int) -> None:
     drafts = {"small": Strict(context, "small"), "mid": Strict(4096, "mid")}
     prompts = [[97] * 5, [98] * 30]
-    for databases in (None, lambda sampling: [Adversary(lambda tokens: [(97, 97)])]):
+    for databases in (None, lowest_of(lambda tokens: [(97, 97)])):
         work = Profiler(Strict(), drafts, prompts, Sampling(0.0), databases, tokens=20)
         assert [*work.run()][-1] == pytest.approx(1.0) and work.profile is not None
         assert work.profile.pairs[0, 2].acceptance == pytest.approx(float(context > 17))

@@ -226,7 +226,7 @@ def test_stacks_are_profiled_planned_and_run_without_torch_gradio_and_sql() -> N
         "from engine.settings import Generation, Sampling\n"
         "target, drafts = ToyBackend(), {'mid': ToyBackend(name='mid', logits=deviating(1.0))}\n"
         "profiler = Profiler(target, drafts, [[97, 98]] * 9, Sampling(0.7))\n"
-        "assert len([*profiler.run()]) == 11\n"
+        "assert len([*profiler.run()]) == 20\n"
         "family = Family(target, drafts, profiler.profile)\n"
         "method = method_named('hd+hsd:mid@3')\n"
         "drafters = method.drafters(Databases(), family, Sampling(0.7))\n"

@@ -108,7 +108,7 @@ def test_a_plan_is_made_once_for_every_question(
         for other in ("plain", "databases", "small@3/mid@2", "databases/tiny/mid"):
             seconds = latency(profile, resolve(profile, other, rule), rule)
             assert latency(profile, found, rule) <= seconds
-    assert calls == [("small@3/mid@2", rule), (rule, [*DEVIATIONS, "databases"])]
+    assert calls == [("small@3/mid@2", rule), (rule, [*DEVIATIONS, "databases", "head"])]
 
 
 def test_models_that_are_not_loaded_are_not_in_the_best_plan() -> None:

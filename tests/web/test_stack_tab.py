@@ -83,7 +83,7 @@ def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
     lines = [line for line in figure.data if line.mode == "lines"]
     thick = [line for line in lines if line.line.width == 4]
     assert len(thick) == len(spec) + databases
-    drawn = [edge for edge in edges(profile, "match") if edge.below is not None]
+    drawn = [edge for edge in edges(profile, "match") if edge.below != ""]
     assert len(lines) == len(drawn)
     words = [text for line in figure.data if line.text for text in line.text]
     for _, batch in spec:

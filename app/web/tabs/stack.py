@@ -202,7 +202,8 @@ class Handlers:
         return {
             **self.candidates(ticked),
             parts.profiled: stack_html.profiled(stacks, sampling),
-            parts.plan: card or stack_html.planned(family, rule, plan, spec),
+            parts.plan: card
+            or stack_html.planned(family, rule, plan, spec, stacks.learned(sampling)),
             parts.findings: stack_html.findings(family, rule, plan, stacks.trials),
             parts.outcome: stack_html.outcome(stacks.trials) if ready else "",
             parts.profile: gr.update(interactive=family is not None),
