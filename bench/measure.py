@@ -4,7 +4,7 @@ Every run starts from nothing (engine/compare.py). A method's model tier learns 
 once, after its repeats, so no repeat is drafted from the one before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -81,14 +81,16 @@ def measure(
     repeats: int,
     curve: CostCurve | None = None,
     family: Family | None = None,
+    ungated: Collection[str] = (),
 ) -> dict[str, list[Result]]:
     """Every method on every (category, prompt), the order rotated from run to run.
 
     `curve` is where the methods with an adaptive budget start from, each with a copy that it goes
-    on correcting; `family` holds the draft models of those that have some. What the first repeat
-    learned about its tiers is kept for the next prompts.
+    on correcting; `family` holds the draft models of those that have some. Those that are `ungated`
+    get none, so they draft in every step. What the first repeat learned about its tiers is kept for
+    the next prompts.
     """
-    costs = {name: curve.fresh() if curve else None for name in methods}
+    costs = {name: curve.fresh() if curve and name not in ungated else None for name in methods}
     results: dict[str, list[Result]] = {name: [] for name in methods}
     hello = Chat(backend).prompt([Message("user", "Say hello.")], known=())
     short = Generation(generation.sampling, max_tokens=8)

@@ -1,13 +1,18 @@
 """Stacks of draft models: profile the family, plan, and measure what was planned beside its rivals.
 
-Every single draft model at its best batch, the best stack of every height (the depth ablation), the
-planned one, the databases alone and in front of the planned stack, in one process, in rotated
-order. Measured are decode seconds per emitted token, the median of the repeats of every prompt;
-predicted is what the planner computed from the profile before. The machine may have been faster or
-slower then, which plain decoding shows: `error_at_pace` is the error that is left when predictions
-are scaled so that plain decoding is right. Speedups are of whole answers, as everywhere
-(bench/speed.py), and of decoding alone beside them; `speedup_over_best_single` is the planned
-stack's over the single draft that was the fastest in decoding.
+Every single draft model at its best batch, the best stack of every height (the depth ablation) with
+the planned one among them, the databases alone and in front of the planned stack, in one process,
+in rotated order. Stacks draft in every step here, as their own speed is in question; the databases,
+alone and in front, run as in a chat. Measured are decode seconds per emitted token, the median of
+the repeats of every prompt; predicted is what the planner computed from the profile before. The
+machine may have been faster or slower then, which plain decoding shows: `error_at_pace` is the
+error that is left when predictions are scaled so that plain decoding is right. Speedups are of
+whole answers, as everywhere (bench/speed.py), and of decoding alone beside them.
+
+`behind_fastest` is how much longer the plan took than the fastest plan measured, and
+`speedup_over_best_single` its speed over the single draft that was the fastest in decoding. The
+planner's own arithmetic says what it may be at best: `reachable`. `planned_again` is the plan once
+the profile knows what was measured, as it would after these answers in a chat.
 """
 
 import argparse
@@ -33,13 +38,15 @@ from bench.prompts import prepared, questions_of
 from bench.speed import gained, speed, times
 from engine.drafting.costs import measure_costs
 from engine.hsd.diagnosis import why
-from engine.hsd.planner import Plan, candidates, latency
-from engine.hsd.profile import Profile
+from engine.hsd.planner import Plan, Recursion, best, candidates, latency, stack_of
+from engine.hsd.profile import Outcome, Profile
 from engine.methods import Method, method_named
 from engine.settings import Drafting
 from engine.types import RULES, Rule
 
-HD, BOTH, PLANNED = "hd", "hd+hsd", "hsd"
+HD, BOTH = "hd", "hd+hsd"
+WORTH = 1.2
+"""What a stack should be worth over the best single draft."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,14 +83,14 @@ def run(options: argparse.Namespace) -> None:
         family = load_family(target, options, generation.sampling, stack)
         profile = family.profiled()
         plans = rivals(profile, rule)
-        names = ["plain", *plans, PLANNED, HD, BOTH]
+        names = ["plain", *plans, HD, BOTH]
         methods: dict[str, Method | Peer] = {name: method_named(name, drafting) for name in names}
         databases = open_databases(target, methods, options.statistics, stack)
         curve = measure_costs(target)
         results = measure(
-            target, databases, methods, prompts, generation, options.repeats, curve, family
+            target, databases, methods, prompts, generation, options.repeats, curve, family, plans
         )
-    plans |= {"plain": Plan(), PLANNED: family.plan("", rule), HD: Plan(databases=True)}
+    plans |= {"plain": Plan(), HD: Plan(databases=True)}
     record = conditions(target, options) | {"bench": "stack", "rule": rule}
     record |= {"drafts": list(family.drafts), "prompts": len(prompts)}
     record |= figures(profile, plans, results, rule)
@@ -98,18 +105,22 @@ def figures(
     measured = {name: seconds_per_token(own) for name, own in results.items()}
     predicted = {name: latency(profile, plan, rule) for name, plan in plans.items()}
     pace = measured["plain"] / predicted["plain"]
-    single = min(
-        (name for name in plans if is_single(plans[name]) and name != PLANNED),
-        key=lambda name: measured[name],
-    )
+    planned = min(plans, key=lambda name: predicted[name])
+    singles = [name for name in plans if is_single(plans[name])]
+    single = min(singles, key=lambda name: measured[name])
     plain = [result.tokens for result in results["plain"]]
     return {
-        "planned": str(plans[PLANNED]),
+        "planned": str(plans[planned]),
         "best_single": str(plans[single]),
+        "fastest": str(plans[min(plans, key=lambda name: measured[name])]),
         "predicted_ms_per_token": {name: round(1e3 * s, 4) for name, s in predicted.items()},
         "measured_ms_per_token": {name: round(1e3 * s, 4) for name, s in measured.items()},
-        "speedup_over_best_single": speed(results[PLANNED]) / speed(results[single]),
-        "decode_speedup_over_best_single": measured[single] / measured[PLANNED],
+        "behind_fastest": measured[planned] / min(measured[name] for name in plans) - 1,
+        "speedup_over_best_single": speed(results[planned]) / speed(results[single]),
+        "decode_speedup_over_best_single": measured[single] / measured[planned],
+        "reachable": min(predicted[name] for name in singles) / predicted[planned],
+        "arithmetic": arithmetic(profile, rule, [plans[name] for name in (planned, *singles)]),
+        "planned_again": str(best(learned(profile, plans, results, rule), rule)),
         "speedup_over_plain": over_plain(results),
         "decode_speedup_over_plain": over_plain(results, decode_only=True),
         "prediction_error": {name: measured[name] / s - 1 for name, s in predicted.items()},
@@ -123,9 +134,40 @@ def figures(
             for name, own in results.items()
         },
         "plans": {name: str(plan) for name, plan in plans.items()},
-        "why": why(profile, plans[PLANNED], rule, measured[PLANNED]),
+        "why": why(profile, plans[planned], rule, measured[planned]),
         "profile": profile.mapping(),
     }
+
+
+def arithmetic(profile: Profile, rule: Rule, plans: Sequence[Plan]) -> list[str]:
+    """How the planner comes to what plans take: a round's seconds over its tokens."""
+    recursion, found = Recursion(profile, rule), []
+    for plan in plans:
+        emits, seconds = recursion.round(plan, len(profile.models) - 1)
+        tokens = float(sum(n * share for n, share in enumerate(emits)))
+        drafting = recursion.handed(plan)[1] if plan.levels else 0.0
+        found.append(
+            f"{plan}: ({1e3 * drafting:.2f} drafting + {1e3 * (seconds - drafting):.2f} verifying) "
+            f"/ {tokens:.3f} tokens = {1e3 * seconds / tokens:.2f} ms, to the end of answers "
+            f"{1e3 * recursion.latency(plan):.2f} ms"
+        )
+    return found
+
+
+def learned(
+    profile: Profile, plans: dict[str, Plan], results: dict[str, list[Result]], rule: Rule
+) -> Profile:
+    """The profile with what was measured, beside plain decoding of the same prompts."""
+    plain, recursion = seconds_per_token(results["plain"]), Recursion(profile, rule)
+    for name, plan in plans.items():
+        tokens = sum(result.length for result in results[name])
+        if name == "plain" or not tokens:
+            continue
+        took = seconds_per_token(results[name]) * tokens
+        expected = recursion.profiled(plan) / profile.target.seconds(0) * plain * tokens
+        outcome = Outcome(tokens, took, expected, plain * tokens)
+        profile = profile.learned(stack_of(plan, rule), outcome)
+    return profile
 
 
 def over_plain(
@@ -176,9 +218,16 @@ def show(record: Record, profile: Profile) -> None:
             f"{f'{differing} differ' if differing else 'yes'}"
         )
     print(
-        f"\nplanned: {record['planned']}, {record['speedup_over_best_single']:.2f}x over the best "
+        f"\nplanned: {record['planned']}, {record['behind_fastest']:.1%} behind the fastest plan "
+        f"measured ({record['fastest']})\n{record['speedup_over_best_single']:.2f}x over the best "
         f"single draft ({record['best_single']}), decoding alone "
-        f"{record['decode_speedup_over_best_single']:.2f}x"
+        f"{record['decode_speedup_over_best_single']:.2f}x; by the profile "
+        f"{record['reachable']:.2f}x"
     )
+    if record["reachable"] < WORTH:
+        print(f"{WORTH:g}x is not reachable with these costs and acceptances:")
+    for line in record["arithmetic"]:
+        print(f"  {line}")
+    print(f"planned again with what was measured: {record['planned_again']}")
     for line in record["why"]:
         print(line)
