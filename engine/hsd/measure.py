@@ -1,10 +1,10 @@
 """Profiling: how well the models of a family draft for each other, and what that costs here.
 
-Costs are those of real rounds. The target answers prompts while the ways to draft take turns:
-nobody, each draft model alone, and each with the databases below it, a few steps at a time. So all
-of them are timed in use, one among the others, at the load of the same moment. A way's first step
-in a row is not counted, as its models then read what the others have decided. Databases and heads
-answer the same prompts by themselves as well, as they would in a chat.
+Costs are those of real rounds. The target answers prompts while draft models take turns, each by
+itself for a few steps, nobody among them. So all of them are timed in use, at the load of the same
+moment. A model's first step in a row is not counted, as it then reads what was decided meanwhile.
+What else may draft, databases or a head, drafts for the target in the same answers, as in a chat,
+and for every draft model in half of them.
 
 Acceptance is taken along the answers. One forward over an answer tells what a draft model would
 have said at all its positions. How well one draft model drafts for another is seen on texts of the
@@ -150,7 +150,7 @@ class Lowest:
     """
 
     alone: Callable[[Backend, Sampling], Sequence[Drafter]]
-    below: Callable[[Backend, Sampling], tuple[Drafter, Drafter]]
+    below: Callable[[Backend, Sampling], tuple[Drafter, Drafter]] | None = None
 
 
 def lowest_databases(databases: Databases) -> Lowest:
@@ -167,61 +167,51 @@ def lowest_databases(databases: Databases) -> Lowest:
 
 
 Way = tuple[str, Source]
-"""A way to draft: a draft model and what drafts for it. ("", "") is a plain step."""
+"""A way to draft: a model and what drafts for it, "" for nothing. ("", "") is a plain step."""
 
 
 class Turns:
-    """A drafter that lets draft models draft in turn, each for TURN steps.
+    """A drafter that lets draft models draft in turn, each by itself for TURN steps; "" is nobody.
 
-    `below` drafts for the model of a way, `learners` learn from what the target says. `taken` says
-    of each step whose turn it was, and whether that was the first in a row.
+    `taken` says of each step whose turn it was, and whether that was the first in a row.
     """
 
     name = "turns"
 
     def __init__(
-        self,
-        levels: Mapping[str, LevelDrafter],
-        below: Mapping[Way, Drafter],
-        learners: Sequence[Drafter],
-        ways: Iterator[Way],
-        random: Random,
+        self, levels: Mapping[str, LevelDrafter], order: Iterator[str], random: Random
     ) -> None:
-        self.levels, self.below, self.learners = levels, below, learners
-        self.ways, self.random = ways, random
-        self.way: Way = ("", "")
+        self.levels, self.order, self.random = levels, order, random
+        self.turn = ""
         self.batch = self.left = 0
-        self.taken: list[tuple[Way, bool]] = []
+        self.taken: list[tuple[str, bool]] = []
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Have the model draft whose turn it is, in a batch that was drawn for its turn."""
         if not self.left:
-            self.way, self.batch = next(self.ways), self.random.choice(BATCHES)
+            self.turn, self.batch = next(self.order), self.random.choice(BATCHES)
             self.left = TURN
-        self.taken.append((self.way, self.left == TURN))
+        self.taken.append((self.turn, self.left == TURN))
         self.left -= 1
-        level = self.levels.get(self.way[0])
+        level = self.levels.get(self.turn)
         if level is None:
             return {}
-        level.batch, level.below = self.batch, self.below.get(self.way)
+        level.batch = self.batch
         return level.grow(tree, tokens, budget)
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """All of them read a prompt; what is decided later is for the learners."""
-        heard: list[Drafter] = list(self.learners)
-        if new == len(tokens):
-            heard += [*self.levels.values(), *self.below.values()]
-        for drafter in heard:
-            drafter.observe(tokens, new)
+        """All of them read a prompt."""
+        for level in self.levels.values():
+            level.observe(tokens, new)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept."""
 
 
-def in_turn(ways: Sequence[Way], random: Random) -> Iterator[Way]:
+def in_turn(names: Sequence[str], random: Random) -> Iterator[str]:
     """Each of them as often as any other, in an order that is drawn anew every time."""
     while True:
-        yield from random.sample(ways, len(ways))
+        yield from random.sample(names, len(names))
 
 
 class Profiler:
@@ -249,8 +239,14 @@ class Profiler:
         self.judged = {(i, j): Judged() for j in indices for i in range(j)}
         self.curves: dict[str, CostCurve] = {}
         self.random = Random(sampling.seed)
-        ways: list[Way] = [("", ""), *((name, source) for name in drafts for source in self.below)]
-        self.ways = in_turn(ways, self.random)
+        self.order = in_turn(["", *drafts], self.random)
+        self.below: list[Way] = [
+            (name, source)
+            for source, found in self.lowest.items()
+            for name in drafts
+            if found.below is not None
+        ]
+        """The draft models that something can draft for."""
         self.rounds: dict[str, list[tuple[int, float]]] = {name: [] for name in self.names}
         """Drafted tokens and seconds of rounds without what drafts for the model, per model."""
         self.choices: dict[str, list[float]] = {name: [] for name in self.names}
@@ -261,11 +257,6 @@ class Profiler:
         self.lengths: list[int] = []
         """Tokens of each answer."""
         self.profile: Profile | None = None
-
-    @property
-    def below(self) -> list[Source]:
-        """What may draft for a draft model; "" is nothing."""
-        return ["", *(source for source, found in self.lowest.items() if found.below is not None)]
 
     def run(self) -> Iterator[float]:
         """Measure everything. Raises Cancelled when `cancelled()` turns true."""
@@ -282,6 +273,8 @@ class Profiler:
             yield done / parts
             for source in self.lowest:
                 self.answer_alone(source, prompt, sampling)
+            for name, source in self.below[number % 2 :: 2]:
+                self.answer_below(name, source, prompt, sampling)
             if answer:
                 self.judge_target(prompt, answer, sampling)
                 self.judge_drafts(prompt, answer, sampling)
@@ -300,34 +293,31 @@ class Profiler:
             raise Cancelled(STOPPED)
 
     def answer(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
-        """The target's answer, for which all ways to draft take turns; their rounds are timed."""
-        turns = self.turns(sampling)
+        """The target's answer, for which draft models take turns; their rounds are timed."""
+        levels = {name: self.level(name, sampling) for name in self.names[:-1]}
+        turns = Turns(levels, self.order, self.random)
         steps = self.decoded(self.models[self.target], prompt, [turns], sampling)
-        for step, ((name, source), first) in zip(steps, turns.taken, strict=False):
-            drafting = {s: seconds for s, seconds in step.look_ups.items() if s.startswith(DRAFT)}
-            self.time(step, step.draft_seconds - sum(drafting.values()))
-            for drafter, seconds in drafting.items():
-                rounds = step.levels[drafter][0] if drafter in step.levels else 0
-                if first or not rounds:
-                    continue
-                if source:
-                    self.seconds[name, source] += [seconds / rounds] * rounds
-                else:
-                    self.rounds[name] += [(0, seconds / rounds)] * rounds
+        for step, (name, first) in zip(steps, turns.taken, strict=False):
+            seconds, rounds = self.time(step, name)
+            if rounds and not first:
+                self.rounds[name] += [(0, seconds / rounds)] * rounds
         found = [token.id for step in steps for token in step.tokens]
         self.lengths += [len(found)] if found else []
         return found[: self.readable(prompt, found)]
 
-    def turns(self, sampling: Sampling) -> Turns:
-        """The draft models of one answer, with all that may draft for them."""
-        drafts, learners = self.names[:-1], list[Drafter]()
-        below: dict[Way, Drafter] = {}
-        for source, lowest in self.lowest.items():
-            for name in drafts if lowest.below is not None else ():
-                learner, below[name, source] = lowest.below(self.models[name], sampling)
-                learners.append(learner)
-        levels = {name: self.level(name, sampling) for name in drafts}
-        return Turns(levels, below, learners, self.ways, self.random)
+    def answer_below(
+        self, name: str, source: Source, prompt: Sequence[int], sampling: Sampling
+    ) -> None:
+        """The target's answer with a draft model for which one of `lowest` drafts."""
+        below = self.lowest[source].below
+        assert below is not None, f"{source} cannot draft for a draft model"
+        learner, drafter = below(self.models[name], sampling)
+        level = self.level(name, sampling, drafter)
+        level.batch = self.random.choice(BATCHES[2:-1])
+        for step in self.decoded(self.models[self.target], prompt, [learner, level], sampling):
+            seconds, rounds = self.time(step, name)
+            self.seconds[name, source] += [seconds / rounds] * rounds if rounds else []
+        self.emitted[name, source] += level.rounds
 
     def level(self, name: str, sampling: Sampling, below: Drafter | None = None) -> LevelDrafter:
         """A draft model as a level of a stack."""
@@ -344,13 +334,21 @@ class Profiler:
             cancelled=self.cancelled,
         )
 
-    def time(self, step: Step, drafting: float = 0.0) -> None:
-        """Note what a step of the target took, but for what its drafts took; `drafting` is what
-        handing them over did."""
+    def time(self, step: Step, name: str = "") -> tuple[float, int]:
+        """Note what a step of the target took without its drafts; returns the seconds and rounds
+        of the draft model of that name, if one drafted.
+
+        Handing its drafts over is the target's. What databases of the target took is in their own
+        rounds.
+        """
+        drafting = step.look_ups.get(DRAFT + name, 0.0)
+        rounds, _, _ = step.levels.get(DRAFT + name, (0, 0, 0))
         each = step.sample_seconds / len(step.tokens)
-        seconds = step.verify_seconds + step.other_seconds + drafting + each
+        seconds = step.verify_seconds + step.other_seconds + each
+        seconds += step.draft_seconds - drafting if rounds else 0.0
         self.rounds[self.target].append((sum(step.proposed.values()), seconds))
         self.choices[self.target].append(each)
+        return drafting, rounds
 
     def decoded(
         self,
@@ -398,43 +396,21 @@ class Profiler:
     def judge_drafts(
         self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
     ) -> None:
-        """What the smaller draft models would have said where a larger one goes on by itself, and
-        what its rounds emit with each of `lowest` below it."""
-        for above, name in enumerate(self.names[:-1]):
-            for source in self.below:
-                learner, below = None, None
-                if source:
-                    learner, below = self.lowest[source].below(self.models[name], sampling)
-                elif not above:
+        """What the smaller draft models would have said where a larger one goes on by itself."""
+        for above, name in enumerate(self.names[1:-1], start=1):
+            level = self.level(name, sampling)
+            for at in range(0, len(answer), STRIDE):
+                self.check()
+                context = [*prompt, *answer[:at]]
+                tree = Tree(context[-1])
+                level.grow(tree, context, Budget(Drafting(), BRANCH, self.vocabulary))
+                branch = list(tree.path(len(tree)))
+                if not branch:
                     continue
-                known = 0
-                for at in range(0, len(answer), STRIDE):
-                    self.check()
-                    context = [*prompt, *answer[:at]]
-                    if learner is not None:
-                        learner.observe(context, len(context) - known)
-                        known = len(context)
-                    branch = self.branch(self.level(name, sampling, below), context, source)
-                    if source or not branch:
-                        continue
-                    upper = self.scores(name, context, branch, sampling)
-                    for lower, model in enumerate(self.names[:above]):
-                        scores = self.scores(model, context, branch, sampling)
-                        judge(self.judged[lower, above], scores, upper, branch)
-
-    def branch(self, level: LevelDrafter, context: Sequence[int], source: Source) -> list[int]:
-        """What a draft model says next, round by round."""
-        text: list[int] = []
-        level.batch = 1
-        while len(text) < BRANCH:
-            tree = Tree([*context, *text][-1])
-            level.grow(tree, [*context, *text], Budget(Drafting(), DEEPEST, self.vocabulary))
-            if not len(tree):
-                break
-            text += tree.path(len(tree))
-            if source:
-                self.emitted[level.name, source].append(len(tree))
-        return text[:BRANCH]
+                upper = self.scores(name, context, branch, sampling)
+                for below, lower in enumerate(self.names[:above]):
+                    scores = self.scores(lower, context, branch, sampling)
+                    judge(self.judged[below, above], scores, upper, branch)
 
     def scores(
         self, name: str, context: Sequence[int], text: Sequence[int], sampling: Sampling
@@ -473,7 +449,9 @@ class Profiler:
         """One model's costs, and its rounds with what may draft for it."""
         info = self.models[name].info
         lowest: dict[Source, Rounds | None] = {
-            source: rounds_of(self.emitted[name, source], self.seconds[name, source])
+            source: rounds_of(
+                self.emitted[name, source], self.seconds[name, source], name != self.target
+            )
             for source in self.lowest
         }
         return ModelProfile(
@@ -519,13 +497,16 @@ def timed(points: Mapping[int, float], rounds: Sequence[tuple[int, float]]) -> d
     return dict(zip(sizes, values, strict=True))
 
 
-def rounds_of(emitted: Sequence[int], seconds: Sequence[float]) -> Rounds | None:
-    """The law of the tokens of a round, and its mean seconds; None when there was no round."""
+def rounds_of(
+    emitted: Sequence[int], seconds: Sequence[float], ordered: bool = False
+) -> Rounds | None:
+    """The law of the tokens of a round, and its mean seconds; None when there was no round. Their
+    order is kept where they are `ordered`."""
     if not emitted or not seconds:
         return None
     counts = np.bincount(emitted)
     law = tuple(float(count) for count in counts[1:] / len(emitted))
-    return Rounds(law, trimmed(seconds))
+    return Rounds(law, trimmed(seconds), tuple(emitted) if ordered else ())
 
 
 def trimmed(seconds: Sequence[float]) -> float:

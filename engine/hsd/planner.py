@@ -20,7 +20,7 @@ are many.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from typing import Literal
@@ -213,6 +213,10 @@ class Recursion:
             top = plan.levels[-1]
             emits, seconds = self.round(plan.below, self.profile.index(top.model))
             law, rounds = gathered(emits, top.batch)
+            lowest = self.profile.models[self.profile.index(top.model)]
+            seen = lowest.rounds(plan.databases, plan.head) if not plan.below.levels else None
+            if seen is not None and sum(seen.order) >= top.batch:
+                law, rounds = gathered_as_seen(seen.order, top.batch)
             self.known[plan] = law, rounds * seconds
         return self.known[plan]
 
@@ -226,6 +230,23 @@ def gathered(emits: Law, batch: int) -> tuple[Law, float]:
         rounds += reached
         law[tokens : tokens + len(emits)] += reached * emits
     return law, rounds
+
+
+def gathered_as_seen(order: Sequence[int], batch: int) -> tuple[Law, float]:
+    """The same from rounds in the order in which they came, which need not be independent.
+
+    They are passed through once from each of the first places, batch after batch.
+    """
+    law, batches, used = np.zeros(batch + max(order)), 0, 0
+    for first in range(min(batch, len(order))):
+        tokens = rounds = 0
+        for emitted in order[first:]:
+            tokens, rounds = tokens + emitted, rounds + 1
+            if tokens >= batch:
+                law[tokens] += 1
+                batches, used = batches + 1, used + rounds
+                tokens = rounds = 0
+    return law / batches, used / batches
 
 
 def latency(profile: Profile, plan: Plan, rule: Rule) -> float:

@@ -28,11 +28,14 @@ OFF = 1.1
 class Rounds:
     """Decoding of one model with the databases, or its head, drafting for it.
 
-    A round emits k tokens with probability `law[k - 1]` and takes `seconds` on average.
+    A round emits k tokens with probability `law[k - 1]` and takes `seconds` on average. `order` are
+    the tokens of rounds as they came, where a batch is gathered from several: databases draft long
+    where a text repeats itself and nothing elsewhere, so a round is much like the one before.
     """
 
     law: tuple[float, ...]
     seconds: float
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +238,11 @@ def model_from(values: Mapping[str, Any]) -> ModelProfile:
 
 def rounds_from(values: Any) -> Rounds | None:
     """What drafts for one model of a stored profile, if anything does."""
-    return values and Rounds(tuple(map(float, values["law"])), float(values["seconds"]))
+    return values and Rounds(
+        tuple(map(float, values["law"])),
+        float(values["seconds"]),
+        tuple(map(int, values.get("order", ()))),
+    )
 
 
 def outcome_from(values: Mapping[str, Any]) -> Outcome:
@@ -258,6 +265,8 @@ def check_costs(model: ModelProfile) -> None:
         if rounds is not None:
             times.append(rounds.seconds)
             check_law(rounds.law)
+            if not all(1 <= tokens <= len(rounds.law) for tokens in rounds.order):
+                raise ValueError(f"not the tokens of rounds: {rounds.order}")
     if 0 not in model.costs or min(model.costs) < 0:
         raise ValueError(f"the costs of {model.name!r} do not begin at 0 drafted tokens")
     if not (isfinite(model.choice) and model.choice >= 0):

@@ -54,6 +54,8 @@ class LevelDrafter:
         self.cancelled = cancelled
         self.cached: list[int] = []
         self.held = False
+        self.rounds: list[int] = []
+        """The tokens that each round emitted."""
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Add a chain of this model's own tokens: a batch, or what there is room for."""
@@ -90,6 +92,7 @@ class LevelDrafter:
         self.cached = said[:-1]
         if self.below is not None:
             self.below.observe(said, len(walk.tokens))
+        self.rounds.append(len(walk.tokens))
         ended = self.link(chain, context, tree, walk)
         add(work, below)
         seconds = perf_counter() - clock - sum(done.seconds for done in below.values())

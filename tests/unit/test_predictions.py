@@ -1,0 +1,409 @@
+"""Predictions against what happens: whole answers on a clock that only the models move.
+
+Every forward takes stated seconds on it, so nothing here depends on how fast the machine is. What
+a profile predicts is held against what the very same stacks take in decoding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+
+from engine.backends.base import Filled
+from engine.backends.scores import LogitScores
+from engine.backends.toy import ToyBackend, deviating, toy_logits
+from engine.decode import decode
+from engine.drafting.base import Drafter
+from engine.drafting.budget import Budget
+from engine.drafting.costs import CostCurve
+from engine.drafting.databases import Databases
+from engine.hsd import planner
+from engine.hsd.family import Family
+from engine.hsd.measure import Lowest, Profiler, lowest_databases
+from engine.hsd.planner import (
+    DATABASES,
+    HEAD,
+    SOURCES,
+    Plan,
+    Recursion,
+    Source,
+    StackLevel,
+    best,
+    outcome_of,
+    resolve,
+    stack_of,
+)
+from engine.hsd.profile import ENOUGH, LATEST, OFF, Outcome, Pair, Profile, Rounds
+from engine.methods import method_named
+from engine.sampling import Floats, choose
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree
+from engine.types import RULES, Rule, Step, Work
+from tests.unit.test_planner import every_plan, invented
+
+CLOCKED = ("engine.decode", "engine.hsd.measure", "engine.hsd.stack", "engine.drafting.costs")
+COSTS = {"small": (1e-3, 2e-5), "mid": (2e-3, 3e-5), "copy": (25e-3, 3e-4), "toy": (105e-3, 11e-4)}
+"""Seconds of a forward, and of every further row: about those of a model of 1.0 B parameters with
+a copy of 4 bits."""
+LOGITS = {"small": deviating(2.2, 3), "mid": deviating(1.6, 2), "copy": deviating(0.5, 4)}
+PROMPTS = [[97 + 7 * at % 26, 97 + at % 26, 32] for at in range(24)]
+TOKENS = 96
+STACKS = ("plain", "small@2", "mid@3", "mid@8", "copy@4", "small@2/mid@3", "mid@2/copy@6",
+          "small@1/mid@3/copy@7")  # fmt: skip
+
+
+class Clock:
+    """Stands still unless it is told that time went by."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Timed(ToyBackend):
+    """A toy whose forwards take stated seconds."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        name: str = "toy",
+        logits: Callable[[tuple[int, ...]], Floats] = toy_logits,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__(name=name, logits=logits)
+        order = [*COSTS].index(name) if name in COSTS else 0
+        self.info = replace(self.info, parameters=1 + order)
+        self.clock, self.factor = clock, factor
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        first, each = COSTS[self.info.name]
+        self.clock.now += self.factor * (first + each * len(tree))
+        return super().score(tree, sampling)
+
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+        self.clock.now += 1e-4
+        return super().prefill(tokens, cancelled)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    for module in CLOCKED:
+        monkeypatch.setattr(f"{module}.perf_counter", found)
+    return found
+
+
+class Oracle:
+    """A head of the toy: it knows what its model will say next, as often as `right` allows."""
+
+    name = HEAD
+
+    def __init__(self, clock: Clock, sampling: Sampling, right: float, depth: int = 3) -> None:
+        self.clock, self.sampling, self.right, self.depth = clock, sampling, right, depth
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        text, row = list(tokens), 0
+        for _ in range(min(self.depth, budget.depth)):
+            self.clock.now += 1e-3
+            said = choose(toy_logits(tuple(text[-2:])), self.sampling, len(text))
+            wrong = Random(str((text[-2:], len(text)))).random() >= self.right
+            text.append(97 + (said + 1) % 26 if wrong else said)
+            row = tree.add(row, text[-1], HEAD)
+        return {HEAD: Work(self.depth * 1e-3)}
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        pass
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        pass
+
+
+def family_of(clock: Clock, seed: int, temperature: float, right: float = 0.0) -> Family:
+    """The toy family with its profile, and with a head of the target if it is ever `right`."""
+    target = Timed(clock)
+    drafts = {name: Timed(clock, name, logits) for name, logits in LOGITS.items()}
+    lowest: dict[Source, Lowest] = {DATABASES: lowest_databases(Databases())}
+    if right:
+        lowest[HEAD] = Lowest(lambda model, drawn: [Oracle(clock, drawn, right)])
+    sampling = Sampling(temperature, seed=seed)
+    work = Profiler(target, drafts, PROMPTS, sampling, lowest, TOKENS)
+    assert [*work.run()][-1] == pytest.approx(1.0)
+    return Family(target, drafts, work.profile)
+
+
+def decoded(
+    family: Family,
+    clock: Clock,
+    drafters: Callable[[Sampling], Sequence[Drafter]],
+    temperature: float,
+    costs: CostCurve | None = None,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+) -> list[Step]:
+    """All steps of the answers to the prompts, each from nothing."""
+    steps: list[Step] = []
+    for number, prompt in enumerate(prompts):
+        for model in (family.target, *family.drafts.values()):
+            model.close()
+        wanted = Generation(Sampling(temperature, seed=number), TOKENS)
+        drafting, found = Drafting(tiers=()), drafters(wanted.sampling)
+        events = decode(family.target, prompt, found, wanted, drafting, costs=costs)
+        steps += [event for event in events if isinstance(event, Step) and event.tokens]
+    return steps
+
+
+def stack_steps(
+    family: Family, clock: Clock, spec: str, temperature: float, costs: CostCurve | None = None
+) -> list[Step]:
+    method = method_named(f"hsd:{spec}")
+    return decoded(
+        family,
+        clock,
+        lambda drawn: method.drafters(Databases().for_measuring(), family, drawn),
+        temperature,
+        costs,
+    )
+
+
+def per_token(steps: Sequence[Step]) -> float:
+    return sum(step.seconds for step in steps) / sum(len(step.tokens) for step in steps)
+
+
+# Profiles
+
+
+@pytest.mark.parametrize(("temperature", "bound"), [(0.0, 0.11), (0.7, 0.09)])
+def test_predictions_are_within_a_tenth_of_what_stacks_take(
+    clock: Clock, temperature: float, bound: float
+) -> None:
+    """The profile is of the same prompts; with chance in them, of other answers. Without, the toy
+    goes round in circles, where single rounds say least of the next ones."""
+    family = family_of(clock, 1000, temperature)
+    profile = family.profiled()
+    specs = [*STACKS, str(best(profile, "match")), "databases/mid@3/copy@6", "databases/copy@5"]
+    found = {spec: per_token(stack_steps(family, clock, spec, temperature)) for spec in specs}
+    recursion = Recursion(profile, "match")
+    errors = {
+        spec: seconds / recursion.latency(resolve(profile, spec, "match")) - 1
+        for spec, seconds in found.items()
+    }
+    assert max(map(abs, errors.values())) < bound, errors
+    planned = found[str(best(profile, "match"))]
+    assert planned <= 1.03 * min(found.values()), found
+
+
+def test_costs_are_those_of_rounds_in_use_whatever_the_curves_say(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forwards that were timed alone are of a machine that hiccups: a size at four times its time,
+    all of another model too fast."""
+
+    def disturbed(backend: Timed, seconds: float) -> CostCurve:
+        first, each = COSTS[backend.info.name]
+        pace = 0.5 if backend.info.name == "mid" else 1.0
+        points = {n: pace * (first + each * n) for n in (0, 1, 2, 3, 5, 7, 11, 15, 31)}
+        return CostCurve(points | {3: 4 * pace * (first + 3 * each)})
+
+    monkeypatch.setattr("engine.hsd.measure.measure_costs", disturbed)
+    profile = family_of(clock, 1000, 0.7).profiled()
+    for model in profile.models:
+        first, each = COSTS[model.name]
+        assert model.seconds(0) == pytest.approx(first, rel=0.12), model.name
+    target = profile.target
+    for drafted in (1, 2, 3, 5, 7):
+        assert target.seconds(drafted) == pytest.approx(0.105 + 11e-4 * drafted, rel=0.03)
+
+
+def test_a_head_is_a_way_to_draft_like_the_databases(clock: Clock) -> None:
+    """One that is right pays more than any stack here, one that is wrong is not planned with."""
+    good = family_of(clock, 1000, 0.7, right=0.97)
+    rounds = good.profiled().target.head
+    assert rounds is not None and len(rounds.law) <= 4
+    plan = best(good.profiled(), "match")
+    steps = decoded(good, clock, lambda drawn: [Oracle(clock, drawn, 0.97)], 0.7)
+    predicted = Recursion(good.profiled(), "match").latency(Plan(head=True))
+    assert per_token(steps) == pytest.approx(predicted, rel=0.1)
+    plain = good.profiled().target.seconds(0)
+    assert plan != Plan() and predicted < 0.4 * plain
+    bad = family_of(clock, 1000, 0.7, right=1e-9).profiled()
+    assert Recursion(bad, "match").latency(Plan(head=True)) > bad.target.seconds(0)
+    assert not best(bad, "match", [HEAD]).head
+    assert best(good.profiled(), "match", [HEAD]) == Plan(head=True)
+
+
+# The plan, against every other one
+
+
+def with_outcomes(profile: Profile, random: Random, rule: Rule) -> Profile:
+    """The profile after answers by some of its stacks, up to twice as fast or as slow as said."""
+    plain = profile.target.seconds(0)
+    for stack in sorted({stack_of(plan, rule) for plan in every_plan(profile, 1)}):
+        if stack != stack_of(Plan(), rule) and random.random() < 0.6:
+            outcome = Outcome(ENOUGH, random.uniform(0.5, 2.0) * plain, plain, plain)
+            profile = profile.learned(stack, outcome)
+    return profile
+
+
+@cache
+def corrected(seed: int) -> Profile:
+    random = Random(seed)
+    return with_outcomes(invented(random, random.randint(2, 4)), random, "rejection")
+
+
+def test_the_plan_is_that_of_an_exhaustive_search_also_with_what_answers_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner, "LONGEST", 5)
+    same = 0
+    for seed in range(30):
+        profile = corrected(seed)
+        recursion = Recursion(profile, "rejection")
+        least = min(map(recursion.latency, every_plan(profile, 5)))
+        found = recursion.latency(best(profile, "rejection"))
+        assert least <= found * (1 + 1e-12) and found <= 1.005 * least
+        same += found <= least * (1 + 1e-12)
+    assert same >= 28
+
+
+def test_heads_are_planned_as_an_exhaustive_search_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A head, databases and both, for any model; each source is the best one at times."""
+    monkeypatch.setattr(planner, "LONGEST", 4)
+    used = set()
+    for seed in range(40):
+        random = Random(seed)
+        profile = invented(random, 3, databases=1.0)
+        models = []
+        for model in profile.models:
+            found = [
+                Rounds((0.5, 0.0, 0.5), random.uniform(1.0, 2.2) * model.seconds(0))
+                for _ in range(2)
+            ]
+            models.append(replace(model, head=found[0], merged=found[1]))
+        profile = replace(profile, models=tuple(models))
+        recursion = Recursion(profile, "rejection")
+        every = [
+            replace(plan, databases=databases, head=head)
+            for plan in every_plan(replace(profile, models=bare(profile)), 4)
+            for databases, head in SOURCES.values()
+        ]
+        plan = best(profile, "rejection")
+        assert recursion.latency(plan) <= 1.005 * min(map(recursion.latency, every))
+        assert resolve(profile, str(plan), "rejection") == plan
+        used.add(plan.source)
+    assert used >= {DATABASES, HEAD, "databases+head"}
+
+
+def bare(profile: Profile) -> tuple[planner.Profile, ...] | tuple:  # type: ignore[type-arg]
+    return tuple(replace(model, databases=None) for model in profile.models)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_plan_is_slower_than_plain_by_what_was_measured(seed: int) -> None:
+    profile = corrected(seed)
+    plan, plain = best(profile, "rejection"), profile.target.seconds(0)
+    recursion = Recursion(profile, "rejection")
+    assert recursion.latency(plan) <= plain
+    for name, found in profile.outcomes.items():
+        slower = sum(o.seconds for o in found) / sum(o.expected for o in found)
+        if name == stack_of(plan, "rejection") and plan != Plan():
+            assert recursion.profiled(plan) * slower <= plain * (1 + 1e-12)
+
+
+# What answers say
+
+
+def two_models(survival: float = 0.8) -> Profile:
+    from tests.unit.test_planner import model
+
+    models = (model("small", 0.1), model("mid", 0.12), model("large", 1.0))
+    pair = Pair(survival, dict.fromkeys(RULES, tuple(survival**k for k in range(1, 9))))
+    worse = Pair(0.5, dict.fromkeys(RULES, tuple((survival - 0.05) ** k for k in range(1, 9))))
+    return Profile(models, {(0, 1): pair, (0, 2): pair, (1, 2): worse}, {})
+
+
+def test_too_few_tokens_correct_nothing() -> None:
+    profile = two_models().learned("match small", Outcome(ENOUGH - 1, 9.0, 1.0, 2.0))
+    assert profile.factor("match small") == 1.0 and not profile.off(two_models())
+    more = profile.learned("match small", Outcome(1, 1.0, 1.0, 2.0))
+    assert more.factor("match small") == 5.0 and more.off(profile)
+    assert more.factor("match mid") == more.factor("rejection small") == 1.0
+
+
+def test_only_the_latest_answers_count() -> None:
+    profile = two_models()
+    for seconds in (*(9.0,) * 5, *(2.0,) * LATEST):
+        profile = profile.learned("match small", Outcome(ENOUGH, seconds, 1.0, 1.0))
+    assert profile.factor("match small") == 2.0
+    assert len(profile.outcomes["match small"]) == LATEST
+    again = profile.learned("match mid", Outcome(ENOUGH, 1.0, 1.0, 1.0))
+    assert [*again.learned("match small", Outcome(1, 1.0, 1.0, 1.0)).outcomes][-1] == "match small"
+
+
+def test_a_correction_moves_the_prediction_to_what_happened_and_the_plan_with_it() -> None:
+    profile = two_models()
+    plan = best(profile, "match")
+    assert [level.model for level in plan.levels] == ["small"]
+    plain, expected = profile.target.seconds(0), Recursion(profile, "match").latency(plan)
+    slow = Outcome(ENOUGH, 3 * expected, expected, plain)
+    learned = profile.learned(stack_of(plan, "match"), slow)
+    assert Recursion(learned, "match").latency(plan) == pytest.approx(3 * expected)
+    assert Recursion(learned, "match").profiled(plan) == pytest.approx(expected)
+    assert Recursion(learned, "rejection").latency(plan) == pytest.approx(expected)
+    assert [level.model for level in best(learned, "match").levels] == ["mid"]
+    near = Outcome(ENOUGH, OFF**0.5 * expected, expected, plain)
+    assert learned.off(profile) and not profile.learned("match small", near).off(profile)
+
+
+def test_what_answers_took_is_kept_with_the_profile() -> None:
+    profile = two_models().learned("match small/mid", Outcome(200, 1.5, 1.0, 2.0))
+    assert Profile.from_mapping(profile.mapping()) == profile
+    old = {name: value for name, value in profile.mapping().items() if name != "outcomes"}
+    assert Profile.from_mapping(old) == two_models()
+
+
+@pytest.mark.parametrize("wrong", [(0, 1.0, 1.0, 1.0), (5, 0.0, 1.0, 1.0), (5, 1.0, 1.0, -1.0)])
+def test_an_outcome_that_cannot_be_is_refused(wrong: tuple[int, float, float, float]) -> None:
+    mapping = two_models().learned("match small", Outcome(200, 1.0, 1.0, 1.0)).mapping()
+    names = ("tokens", "seconds", "expected", "plain_seconds")
+    mapping["outcomes"]["match small"] = [dict(zip(names, wrong, strict=True))]
+    with pytest.raises(ValueError, match="not an outcome"):
+        Profile.from_mapping(mapping)
+
+
+def test_an_answer_says_what_its_stack_took(clock: Clock) -> None:
+    """Twice as slow a draft model as was profiled: the prediction follows, the best plan changes,
+    and what is predicted then is what happens."""
+    family = family_of(clock, 1000, 0.7)
+    profile = family.profiled()
+    spec = "mid@2/copy@6"
+    plan = resolve(profile, spec, "match")
+    copy = family.drafts["copy"]
+    assert isinstance(copy, Timed)
+    copy.factor = 3.0
+    curve = CostCurve({n: 0.105 + 11e-4 * n for n in (0, 1, 3, 7, 15, 31, 63)})
+    steps = stack_steps(family, clock, spec, 0.7, curve)
+    outcome = outcome_of(profile, plan, "match", steps)
+    assert outcome is not None
+    drafted = [step for step in steps if step.look_ups]
+    assert outcome.tokens == sum(len(step.tokens) for step in drafted) > ENOUGH
+    assert outcome.seconds == pytest.approx(sum(step.seconds for step in drafted))
+    assert outcome.plain_seconds / outcome.tokens == pytest.approx(0.105, rel=0.02)
+    learned = profile.learned(stack_of(plan, "match"), outcome)
+    assert learned.off(profile) and learned.factor(stack_of(plan, "match")) > 1.4
+    again = Recursion(learned, "match").latency(plan)
+    assert per_token(stack_steps(family, clock, spec, 0.7)) == pytest.approx(again, rel=0.05)
+    assert outcome_of(profile, Plan(), "match", steps) is None
+    assert outcome_of(profile, plan, "match", [replace(s, look_ups={}) for s in steps]) is None
+
+
+def test_names_of_stacks_leave_batches_out() -> None:
+    plan = Plan((StackLevel("small", 4), StackLevel("mid", 2)), databases=True)
+    assert stack_of(plan, "match") == "match databases/small/mid"
+    assert stack_of(replace(plan, head=True), "rejection") == "rejection databases+head/small/mid"
+    assert str(Plan(head=True)) == "head" and Plan(head=True).stack == "head"
+    assert plan.below == Plan((StackLevel("small", 4),), databases=True)
