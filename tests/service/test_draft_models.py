@@ -22,13 +22,15 @@ from engine.backends.toy import ToyBackend, deviating
 from engine.compare import Speedup
 from engine.drafting import costs as engine_costs
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
+from engine.hsd.planner import Recursion, stack_of
+from engine.hsd.profile import ENOUGH
 from engine.hsd.trials import Trial, prompts_of
 from engine.local import Local
 from engine.methods import METHODS
 from engine.models.loaders import ModelLoaders, free_name
 from engine.models.memory import Need
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import DRAFT, Message
+from engine.types import DRAFT, Message, Step, Token
 from storage.database import Database
 from storage.profiles import ProfileStore
 
@@ -623,3 +625,72 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
     method = Preferences(Generation(SAMPLING, 50), "single:small", fresh_seed=False)
     *_, last = session.answering.answer(OWNER, conversation, method)
     assert isinstance(last, Update) and last.finish == "cancelled" and heard == [True]
+
+
+# what answers say of the plan
+
+
+def took(tokens: int, seconds: float, plain: float, model: str = "small") -> list[Step]:
+    """A step of an answer in which a draft model drafted."""
+    said = tuple(Token(97, at, "target") for at in range(tokens))
+    looked = {DRAFT + model: 1e-6}
+    return [Step(0, said, verify_seconds=seconds, look_ups=looked, plain_seconds=plain)]
+
+
+def test_an_answer_that_draft_models_drafted_for_corrects_the_profile(
+    session: Session, stacks: Stacks
+) -> None:
+    local(stacks).loaded.curve = engine_costs.CostCurve({0: 1.0, 8: 1.1, 63: 2.0})
+    for method in ("plain", "hd", "hd+hsd:small@4"):
+        ask(session, preferences(method))
+        learned = stacks.learned(SAMPLING)
+        assert learned is not None and not learned.outcomes, method
+    for number in range(1, 4):
+        _, update = ask(session, preferences("hsd:small@4/mid@3"))
+        learned = stacks.learned(SAMPLING)
+        assert learned is not None
+        (name,), (found,) = learned.outcomes.keys(), learned.outcomes.values()
+        assert name == "match small/mid" and len(found) == number
+        assert 0 < found[-1].tokens <= update.metrics.tokens
+        assert min(found[-1].seconds, found[-1].expected, found[-1].plain_seconds) > 0
+
+
+def test_a_plan_that_is_off_is_made_again_and_is_there_after_a_restart(
+    stacks: Stacks, db: Database, shelf: Shelf
+) -> None:
+    families = stacks.families
+    assert families is not None
+    family = stacks.loaded(SAMPLING)
+    plan, plain = family.plan("small@4", "match"), family.profiled().target.seconds(0)
+    expected = Recursion(family.profiled(), "match").latency(plan) / plain
+    families.learn(SAMPLING, plan, "match", took(ENOUGH, 1.05 * expected, 1.0))
+    assert stacks.loaded(SAMPLING) is family, "within the bound nothing is planned again"
+    families.learn(SAMPLING, plan, "match", took(ENOUGH, 40.0 * expected, 1.0))
+    again = stacks.loaded(SAMPLING)
+    assert again is not family
+    predicted = Recursion(again.profiled(), "match").latency(plan)
+    assert predicted == pytest.approx(20.525 * expected * plain)
+    best = again.plan("", "match")
+    assert [level.model for level in best.levels] != ["small"] or best.databases
+    assert Recursion(again.profiled(), "match").latency(best) <= plain
+    later = shelf.session(db).stacks
+    later.load(shelf.sources("small", "mid"))
+    assert later.loaded(SAMPLING).profiled() == again.profiled()
+    assert later.loaded(SAMPLING).plan("", "match") == best
+    profile(later)
+    fresh = later.learned(SAMPLING)
+    assert fresh is not None and not fresh.outcomes, "a new profile knows nothing of old answers"
+
+
+def test_what_was_measured_corrects_what_is_predicted(session: Session, stacks: Stacks) -> None:
+    found = measure(session, Drafting(), "small@5/mid@2")
+    learned = stacks.learned(SAMPLING)
+    assert learned is not None
+    plan = stacks.loaded(SAMPLING).plan("small@5/mid@2", "match")
+    (trial,) = [trial for trial in found if trial.title == str(plan)]
+    outcome = learned.outcomes[stack_of(plan, "match")][-1]
+    assert outcome.tokens == trial.tokens
+    assert outcome.seconds / outcome.tokens == pytest.approx(trial.seconds)
+    assert outcome.plain_seconds / outcome.tokens == pytest.approx(found[0].seconds)
+    profiled, plain = Recursion(learned, "match").profiled(plan), learned.target.seconds(0)
+    assert outcome.expected == pytest.approx(profiled / plain * outcome.plain_seconds)

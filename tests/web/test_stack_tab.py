@@ -18,9 +18,10 @@ from app.web.tabs import compare, settings, stack
 from engine.backends.toy import ToyBackend
 from engine.compare import UNKNOWN, Speedup
 from engine.errors import ModelError
+from engine.hsd.diagnosis import reasons
 from engine.hsd.family import Family
-from engine.hsd.planner import Plan, StackLevel, edges
-from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
+from engine.hsd.planner import Plan, Recursion, Source, StackLevel, edges, resolve
+from engine.hsd.profile import ModelProfile, Outcome, Pair, Profile, Rounds
 from engine.hsd.trials import Trial
 from engine.models.memory import Need
 from engine.settings import Drafting, Sampling
@@ -53,6 +54,51 @@ def family_of(profile: Profile) -> Family:
     for size, draft in enumerate(drafts.values()):
         draft.info = replace(draft.info, parameters=size)
     return Family(ToyBackend(), drafts, profile)
+
+
+# what answers say
+
+
+def test_one_sentence_says_what_the_last_stack_took_beside_its_prediction() -> None:
+    profile, family = profile_of(), family_of(profile_of())
+    plan = family.plan("", "match")
+    assert stack_html.remark(None, "match") == stack_html.remark(profile, "match") == ""
+    near = profile.learned(f"match {EVIL}/mid", Outcome(1532, 1.0, 1.05, 1.9))
+    words = "predicted 1.81×, measured 1.90× over the last 1,532 tokens"
+    assert stack_html.remark(near, "match") == f"{EVIL}/mid: {words}."
+    assert stack_html.remark(near, "rejection") == ""
+    shown = stack_html.planned(family, "match", plan, "", near)
+    assert words in shown and EVIL not in shown
+    far = near.learned("match mid", Outcome(200, 2.0, 1.0, 1.0))
+    assert stack_html.remark(far, "match") == (
+        "mid: predicted 1.00×, measured 0.50× over the last 200 tokens; planned again."
+    )
+    few = far.learned("match databases/mid", Outcome(9, 2.0, 1.0, 1.0))
+    assert stack_html.remark(few, "match") == "", "too little to say"
+
+
+@pytest.mark.parametrize("source", ["head", "databases+head"])
+def test_a_head_is_drawn_and_named_like_the_databases(source: Source) -> None:
+    found = profile_of()
+    head = Rounds((0.0, 0.0, 1.0), 1.3)
+    target = replace(found.target, head=head, merged=head)
+    profile = replace(found, models=(*found.models[:-1], target))
+    plan = resolve(profile, source, "match")
+    assert str(plan) == source and plan.source == source
+    figure = stack_charts.hierarchy(profile, "match", plan)
+    thick = [line for line in figure.data if line.mode == "lines" and line.line.width == 4]
+    assert len(thick) == 1 and source in str(figure)
+    shown = stack_html.planned(family_of(profile), "match", plan, source)
+    assert f"{source} only" in shown and "its own head draft" in shown.lower()
+    assert f"With the {source}" in " ".join(
+        reasons(Recursion(replace(profile, models=(*found.models[:-1], slowed(target))), "match"),
+                plan, "match")
+    )  # fmt: skip
+
+
+def slowed(model: ModelProfile) -> ModelProfile:
+    slow = Rounds((1.0,), 2.0)
+    return replace(model, head=slow, merged=slow)
 
 
 # charts
