@@ -51,7 +51,7 @@ class StatesBackend(LlamaCppBackend):
         """Nothing was read."""
         self.read = self.reach = 0
         self.torn = False
-        self.marks = Marks(self.context, self.order[0])
+        self.marks = Marks(self.context, self.order[0], self.info.device != "cpu")
 
     def reset(self) -> None:
         super().reset()
@@ -148,6 +148,7 @@ class StatesBackend(LlamaCppBackend):
     def park(self) -> None:
         self.settle()
         super().park()
+        self.marks.leave()
         self.reach = 0
 
     def restore(self) -> bool:

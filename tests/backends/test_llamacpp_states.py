@@ -18,6 +18,7 @@ from engine.methods import METHODS
 from engine.settings import Drafting
 from engine.tree import Tree, graft
 from tests.backends.test_llamacpp import CLOSE, Stop, after, counted, prompt_of
+from tests.backends.test_sequences import interleaved
 from tests.backends.test_transformers import GREEDY, gap
 from tests.support.gguf_files import opened_gguf
 from tests.support.lossless import (
@@ -239,22 +240,13 @@ def test_conversations_take_turns(model: Any) -> None:
         model.reset()
         plain.append(events_of(model, text, wanted))
     model.reset()
-    sequences, draw = [model.open() for _ in texts], random.Random(5)
-    for _ in range(2):
-        left = [
+    sequences = [model.open() for _ in texts]
+    for turn in range(2):
+        runs = [
             decode(each, text, [wrongly([*text, *ids(truth)], 7)], wanted, Drafting())
             for each, text, truth in zip(sequences, texts, plain, strict=True)
         ]
-        steps: list[list[Any]] = [[] for _ in texts]
-        running = [*range(len(left))]
-        while running:
-            number = draw.choice(running)
-            event = next(left[number], None)
-            if event is None:
-                running.remove(number)
-            elif hasattr(event, "proposed"):
-                steps[number].append(event)
-        for truth, found in zip(plain, steps, strict=True):
+        for truth, found in zip(plain, interleaved(runs, turn), strict=True):
             assert_lossless(truth, found)
     for each, text, truth in zip(sequences, texts, plain, strict=True):
         assert each.prefill([*text, *ids(truth), 5, 6], never).reused == len(text) + 29
@@ -300,6 +292,30 @@ def test_few_snapshots_are_eked_out_by_marks(
         decide(few, text, length, taken)
     row = few.score(Tree(text[-1]), GREEDY).row(0).copy()
     assert gap(row, after(whole, text)) < FURTHER * CLOSE
+
+
+@every(["granitehybrid", "mamba"])
+def test_copies_may_stay_on_the_device(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library has room for one; the processor can be such a device, too."""
+    wanted, texts = generation(0.7, 4, LENGTH), [prompt_of(30), prompt_of(47)]
+    plain = []
+    for text in texts:
+        plain.append(events_of(model, text, wanted))
+        model.reset()
+    sequences = [model.open() for _ in texts]
+    for each in sequences:
+        each.marks.on_device = True
+    runs = [
+        decode(each, text, [wrongly([*text, *ids(truth)], 6)], wanted, Drafting())
+        for each, text, truth in zip(sequences, texts, plain, strict=True)
+    ]
+    for truth, found in zip(plain, interleaved(runs, 3), strict=True):
+        assert_lossless(truth, found)
+    sequences[0].prefill(texts[0], never)
+    decide(sequences[0], [*texts[0]], 5, 1)
+    kept = sequences[0].marks.kept
+    assert len(kept["step"][1]) < len(kept["end"][1]) / 2, "what it says is where the copy is"
+    assert "step" not in sequences[1].marks.kept
 
 
 def test_too_much_unread_is_read_by_a_plain_step(models: Callable[[str], Any]) -> None:
