@@ -4,6 +4,7 @@ A head is in the model's file, or in one of its own: the one that is given by ha
 the model's file whose name begins as heads' names do. What is found and cannot be used is told.
 """
 
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,12 @@ class Opened:
     def parameters(self) -> int:
         """How many these are."""
         return int(llama_cpp.llama_model_n_params(self.model)) if self.model else 0
+
+    def states(self, target: Any) -> int:
+        """Bytes of the hidden states of a part of a prompt: in the library, and copied."""
+        width = llama_cpp.llama_model_n_embd_out(llama_cpp.llama_get_model(target))
+        numbers = int(llama_cpp.llama_n_batch(target) * width) * max(1, len(self.kind.layers))
+        return 2 * numbers * ctypes.sizeof(ctypes.c_float)
 
 
 def opened_head(

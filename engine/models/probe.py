@@ -102,10 +102,11 @@ def found(path: Path, runtime: Runtime) -> Probe:
         lacking = str(problem)
     # Some vocabularies lack what only a text calls for.
     tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
+    states = head.states(context) if head else 0
     return Probe(
         parameters=llama_cpp.llama_model_n_params(model),
         weights=weights + (head.weights if head else 0),
-        cache=round(sum(logged(SIZE)) + MOST * state),
+        cache=round(sum(logged(SIZE)) + MOST * state) + states,
         types=tuple(sorted(types | typed())),
         snapshots=snapshots,
         head=lacking,
