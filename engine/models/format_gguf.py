@@ -88,7 +88,14 @@ class Gguf(ModelFormat):
 
     def belongs(self, source: str, name: str) -> bool:
         named = hub_file(source)
-        return named is not None and name in named.parts
+        if named is None or not is_head(os.path.basename(name)):
+            return named is not None and name in named.parts
+        # A head serves all files of the repository that are here.
+        from engine.models.hub import repo_folder
+
+        here = {path.name for path in repo_folder(named.repo).glob(f"snapshots/**/*{ENDING}")}
+        parts = {os.path.basename(part) for part in named.parts}
+        return all(is_head(other) for other in here - parts)
 
     def files(self, path: Path) -> Sequence[Path]:
         return self.weight_files(path)

@@ -595,6 +595,17 @@ def test_a_file_of_the_hub_goes_with_its_content_and_the_others_stay(
         remove("some/one:a.gguf")
 
 
+def test_a_head_goes_with_the_last_file_that_it_serves(hub: Hub, tmp_path: Path) -> None:
+    names = ("big-Q4.gguf", "big-F16.gguf", "mtp-big.gguf")
+    hub.repos["some/headed"] = {name: GGUF + name.encode() for name in names}
+    gone, kept = get("some/headed:big-Q4.gguf"), get("some/headed:big-F16.gguf")
+    head = kept.with_name("mtp-big.gguf")
+    assert remove("some/headed:big-Q4.gguf") == len(GGUF + b"big-Q4.gguf")
+    assert head.exists() and kept.exists() and not gone.exists()
+    remove("some/headed:big-F16.gguf")
+    assert not (tmp_path / "cache" / "models--some--headed").exists()
+
+
 def test_all_parts_of_a_split_file_go(hub: Hub, tmp_path: Path) -> None:
     get("some/split:" + PARTS[0])
     assert remove("some/split:" + PARTS[0]) == sum(len(GGUF) + len(part) for part in PARTS)
