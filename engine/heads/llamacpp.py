@@ -90,25 +90,37 @@ SYMBOLS: dict[str, tuple[str, str, list[Any], Any]] = {
 """The unstable functions: what C++ compilers (Itanium, Microsoft) append to the name, the types of
 the arguments and of what comes back."""
 
+NEEDED = ("LLAMA_CONTEXT_TYPE_MTP", "llama_model_n_layer_nextn")
+"""Of the stable ones, what came with heads."""
+
 
 class NoHead(Exception):
     """A model that brings a head gets none; the text is why."""
 
 
 def bound() -> Any:
-    """The unstable functions by their names. Raises NoHead where one is missing."""
+    """The unstable functions by their names. Raises NoHead where one is missing, or something else
+    that heads need."""
+    for name in NEEDED:
+        if not hasattr(llama_cpp, name):
+            raise lacking(name)
     return SimpleNamespace(**{name: function(name) for name in SYMBOLS})
 
 
 def function(name: str) -> Any:
     """One of the unstable functions. Raises NoHead where the library has it under no name."""
     itanium, microsoft, arguments, result = SYMBOLS[name]
-    library = llama_cpp.llama_cpp._lib
+    library = getattr(llama_cpp.llama_cpp, "_lib", None)
     for known in (name, f"_Z{len(name)}{name}{itanium}", f"?{name}@@YA{microsoft}@Z"):
         if found := getattr(library, known, None):
             found.argtypes, found.restype = arguments, result
             return found
-    raise NoHead(
+    raise lacking(name)
+
+
+def lacking(name: str) -> NoHead:
+    """The error for a library without something that heads need."""
+    return NoHead(
         f"llama-cpp-python {llama_cpp.__version__} is installed, which lacks {name}; 0.3.36 has it"
     )
 

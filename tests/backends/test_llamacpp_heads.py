@@ -430,26 +430,40 @@ def test_nothing_is_captured_for_who_does_not_ask(
 # What cannot be used.
 
 
+@pytest.mark.parametrize("kind", ["EAGLE-3", "MTP"])
+@pytest.mark.parametrize("name", ["llama_set_embeddings_layer_inp", "llama_model_n_layer_nextn"])
 def test_a_library_without_the_bindings_is_told_and_all_else_works(
-    files: dict[str, Path], models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    files: dict[str, Path],
+    models: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    name: str,
 ) -> None:
-    from engine.heads import llamacpp
+    import llama_cpp
 
-    missing = "llama_set_embeddings_layer_inp"
-    hidden = {
-        "llama_hidden" if name == missing else name: how for name, how in llamacpp.SYMBOLS.items()
-    }
-    slow = plain(models["EAGLE-3"], 0.7, 1)
-    monkeypatch.setattr(llamacpp, "SYMBOLS", hidden)
-    model = opened_gguf(files["EAGLE-3"], context_length=256)
+    from engine.heads import llamacpp
+    from engine.models.load_llamacpp import probe_of
+
+    slow = plain(models[kind], 0.7, 1)
+    if name in llamacpp.SYMBOLS:
+        missing = f"{name}_hidden"
+        known = dict(llamacpp.SYMBOLS)
+        known[missing] = known.pop(name)
+        monkeypatch.setattr(llamacpp, "SYMBOLS", known)
+    else:
+        missing = name
+        monkeypatch.delattr(llama_cpp, name)
+    probe_of.cache_clear()
+    model = opened_gguf(files[kind])
     assert model.head is None and not model.info.head.drafts
-    assert "llama_hidden" in model.info.head.note and "0.3.36" in model.info.head.note
+    assert f"lacks {missing}; 0.3.36 has it" in model.info.head.note
     fast = events_of(
         model, PROMPT, generation(0.7, 1, STEPS), method_named("hd").drafters(Databases())
     )
     assert_lossless(slow, fast)
-    with pytest.raises(ModelError, match="llama_hidden"):
-        opened_gguf(files["EAGLE-3"], head=str(files["EAGLE-3"].with_name("eagle3-attending.gguf")))
+    with pytest.raises(ModelError, match=missing):
+        opened_gguf(files[kind], head=str(files["EAGLE-3"].with_name("eagle3-attending.gguf")))
+    probe_of.cache_clear()
 
 
 Change = Callable[[Path], Path]
