@@ -5,7 +5,17 @@ from collections.abc import Sequence
 
 from bench.commands import run_command
 
-COMMANDS = ("prepare", "train", "export", "bits", "acceptance", "samples")
+COMMANDS = (
+    "prepare",
+    "answers",
+    "train",
+    "head",
+    "export",
+    "bits",
+    "acceptance",
+    "depths",
+    "samples",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

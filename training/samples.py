@@ -89,9 +89,16 @@ def run(options: argparse.Namespace) -> None:
 
 def answered(backend: Backend, prompt: str, sampling: Sampling, tokens: int) -> Answer:
     """What a model says to one question."""
+    return replied(backend, [Message("user", prompt)], sampling, tokens)
+
+
+def replied(
+    backend: Backend, messages: Sequence[Message], sampling: Sampling, tokens: int
+) -> Answer:
+    """What a model says to the last question of a chat."""
     generation = Generation(sampling, max_tokens=tokens)
     text, said, ended = "", list[int](), False
-    asked = Chat(backend).prompt([Message("user", prompt)])
+    asked = Chat(backend).prompt(messages)
     for event in decode(backend, asked, (), generation, PLAIN.drafting):
         if isinstance(event, Step):
             text += "".join(token.text for token in event.tokens)

@@ -1,0 +1,211 @@
+"""Train an EAGLE-3 head: what drafts for a target from the target's own hidden states.
+
+The target is frozen, as are embedding and output matrix, which the head shares. It learns the
+target's law, not the text, and only within answers, where it drafts. As in use it goes on from its
+own output for some steps ("training-time test", arXiv 2503.01840): in step k the row of a position
+stands for the k-th token behind it, and sees the target's states up to the position and its own
+earlier steps.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+from transformers import AutoTokenizer, LlamaConfig
+
+from bench.shape import Model
+from engine.heads.eagle3 import Eagle3, Eagle3Shape, usual_layers
+from engine.heads.eagle3_files import LAYER_FIELDS, TARGET_KEY, Target, read_head
+from engine.models.load_transformers import pick_device
+from engine.models.torch_heads import weights_digest
+from training.corpus import Corpus
+from training.fit import Fit, Loss, Plan
+from training.prepare import SPECIAL
+from training.train import check, loaded, passes_of, placed
+
+PLAN = Plan(steps=1)
+STEPS, FADE = 5, 0.8
+"""Steps on the head's own output, and how much less each counts than the one before."""
+SPREAD = 0.02
+"""The standard deviation of weights that begin at random."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `training head`."""
+    add = parser.add_argument
+    add("data", type=Path, help="the folder that `training prepare` wrote")
+    add("--target", required=True, type=Path, help="the folder of the model to draft for")
+    add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
+    add("--layers", type=int, nargs=3, help="hidden states that it reads (default: 2, n/2, n-3)")
+    add("--start", type=Path, help="begin with the weights in this folder")
+    add("--ahead", type=int, default=STEPS, help="steps that it learns to go on for")
+    add("--passes", nargs="*", default=[], metavar="SOURCE=N", help="how often per epoch")
+    add("--device", default="auto", help="auto, cpu, cuda, mps")
+    add("--minutes", type=float, help="stop after so many, to be gone on with later")
+    add("--steps", type=int, required=True)
+    for name in ("length", "sequences", "micro", "seed"):
+        add(f"--{name}", type=int, default=getattr(PLAN, name))
+    for name in ("rate", "adam_rate", "warmup", "decay", "weight_decay", "clip"):
+        add(f"--{name.replace('_', '-')}", type=float, default=getattr(PLAN, name))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train to the end of the plan or of the time, and write the weights."""
+    wanted = vars(options) | {"passes": passes_of(options.passes)}
+    plan = Plan(**{name: wanted[name] for name in Plan.__slots__})
+    corpus = Corpus.open(options.data / "train")
+    tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
+    device = pick_device(options.device)
+    target = placed(loaded(options.target), device).eval().requires_grad_(False)
+    check(target.config, tokenizer, plan)
+    torch.manual_seed(options.seed)
+    head = new_head(target, options.layers).to(device)
+    if options.start:
+        fits = Target(target.config.hidden_size, len(target.model.layers), target.config.vocab_size)
+        head = read_head(options.start, fits)[0].float().train().requires_grad_(True).to(device)
+    answering: Any = tokenizer.convert_tokens_to_ids(SPECIAL[-1])
+    loss = of_target(head, target, options.ahead, answering, len(SPECIAL))
+    windows = corpus.windows(plan.length, plan.passes, plan.seed)
+    fit = Fit(head, loss, windows, plan, options.output, device)
+    if fit.resume():
+        print(f"Going on after step {fit.step:,} of {plan.steps:,}.")
+    done = fit.run(options.minutes)
+    weights = options.output / "weights"
+    save(head, options.target, weights)
+    print(f"{fit.step:,} of {plan.steps:,} steps in {fit.seconds / 60:.1f} minutes: {weights}")
+    if not done:
+        print("The same command goes on from here.")
+
+
+def new_head(target: Model, layers: list[int] | None) -> Eagle3:
+    """A head that begins as a copy of its target's last layer, which reads the highest of the
+    chosen states and nothing else yet: it learns much faster than from random weights."""
+    config, last = target.config, target.model.layers[-1]
+    own = LlamaConfig(**config.to_dict() | {"num_hidden_layers": 1})
+    chosen = tuple(layers or usual_layers(config.num_hidden_layers))
+    head = Eagle3(Eagle3Shape(own, chosen, config.hidden_size))
+    size = config.hidden_size
+    with torch.no_grad():
+        head.fc.weight.normal_(0, SPREAD)
+        head.fc.weight[:, -size:] += torch.eye(size)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(head.midlayer.self_attn, name).weight
+            weight.normal_(0, SPREAD)
+            weight[:, size:] = getattr(last.self_attn, name).weight
+        head.midlayer.self_attn.o_proj.load_state_dict(last.self_attn.o_proj.state_dict())
+        head.midlayer.hidden_norm.load_state_dict(last.input_layernorm.state_dict())
+        for name in ("mlp", "post_attention_layernorm"):
+            getattr(head.midlayer, name).load_state_dict(getattr(last, name).state_dict())
+        head.norm.load_state_dict(target.model.norm.state_dict())
+    return head
+
+
+def of_target(head: Eagle3, target: Model, ahead: int, answering: int, special: int) -> Loss:
+    """Cross entropy of the target's laws under the head's, within answers.
+
+    A token below `special` begins or ends a message; `answering` begins an answer.
+    """
+    base, embedding = target.model, target.get_input_embeddings().weight
+    output = target.get_output_embeddings().weight
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            seen = base(inputs, use_cache=False, output_hidden_states=True)
+            states = torch.cat([seen.hidden_states[at] for at in head.shape.layers], dim=-1)
+            rows, places = torch.nonzero(within(inputs, answering, special), as_tuple=True)
+            laws = functional.linear(seen.last_hidden_state[rows, places], output)
+            laws = laws.float().softmax(-1)
+        count = inputs.shape[1] - ahead
+        hidden = head.join(states[:, :count])
+        seen_so_far = Chain(count, inputs.device)
+        total, weight = torch.zeros((), device=inputs.device), 0.0
+        for step in range(ahead):
+            embedded = functional.embedding(targets[:, step : step + count], embedding)
+            positions = torch.arange(step, step + count, device=inputs.device)[None]
+            hidden = head(embedded, hidden, positions, seen_so_far.attend)
+            bases = places - 1 - step
+            used = (bases >= 0) & (bases < count)
+            logits = functional.linear(head.norm(hidden[rows[used], bases[used]]), output)
+            found = logits.float().log_softmax(-1)
+            share = FADE**step
+            total = total - share * (laws[used] * found).sum() / used.sum().clamp(min=1)
+            weight += share
+        return total / weight
+
+    return loss
+
+
+def within(inputs: torch.Tensor, answering: int, special: int) -> torch.Tensor:
+    """Where the next token belongs to an answer or ends it; shape of `inputs`."""
+    places = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
+    last = torch.where(inputs < special, places, -1).cummax(dim=1).values
+    return (last >= 0) & (inputs.gather(1, last.clamp(min=0)) == answering)
+
+
+class Chain:
+    """The attention of all rows in step after step: each row sees the first step of the rows up to
+    it, and of the later steps its own."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.later = torch.full((count, count), -torch.inf, device=device).triu(1)
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        groups = queries.shape[1] // keys.shape[1]
+        self.keys.append(keys.repeat_interleave(groups, dim=1) if groups > 1 else keys)
+        self.values.append(values.repeat_interleave(groups, dim=1) if groups > 1 else values)
+        first, *own = self.keys
+        queries = queries * queries.shape[-1] ** -0.5
+        scores = [queries @ first.transpose(2, 3) + self.later]
+        scores += [(queries * each).sum(-1, keepdim=True) for each in own]
+        weights = torch.cat(scores, dim=-1).softmax(-1).to(values.dtype)
+        count = first.shape[2]
+        read = weights[..., :count] @ self.values[0]
+        for at, each in enumerate(self.values[1:]):
+            read = read + weights[..., count + at, None] * each
+        return read
+
+
+def save(head: Eagle3, target: Path, folder: Path) -> None:
+    """Write a head as float16, with a config as the speculators library has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {
+        name.replace("midlayer.", "layers.0."): each.half().contiguous()
+        for name, each in head.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    own, verifier = head.shape.layer, LlamaConfig.from_pretrained(str(target))
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": STEPS}],
+            "verifier": {
+                "name_or_path": target.name,
+                "architectures": verifier.architectures,
+            },
+        },
+        "transformer_layer_config": {
+            name: value
+            for name, value in own.to_dict().items()
+            if name in {*LAYER_FIELDS, "model_type", "num_hidden_layers"}
+        },
+        "draft_vocab_size": own.vocab_size,
+        "target_hidden_size": head.shape.target_hidden,
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "eagle_aux_hidden_state_layer_ids": list(head.shape.layers),
+        "torch_dtype": "float16",
+        TARGET_KEY: weights_digest(str(target)),
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
