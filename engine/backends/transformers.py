@@ -30,7 +30,7 @@ from engine.backends.device_scores import DeviceScores
 from engine.backends.rotary import Rotary
 from engine.backends.scans import follow_rows
 from engine.backends.scores import LogitScores
-from engine.heads.base import Head
+from engine.heads.eagle3_head import Eagle3Head
 from engine.models.state_memory import CHAIN
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -84,7 +84,7 @@ class TransformersBackend:
 
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
         self.model, self.tokenizer, self.info = model, tokenizer, info
-        self.head: Head | None = None
+        self.head: Eagle3Head | None = None
         config = model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         self.chunk: int | None = getattr(config, "attention_chunk_size", None)
@@ -116,6 +116,8 @@ class TransformersBackend:
         """
         self.cached = []
         self.tree, self.dirty = None, False
+        if self.head:
+            self.head.reset()
         config = self.model.config.get_text_config()
         if not self.info.can_tree:
             self.cache = DynamicCache(config=config)
@@ -127,10 +129,11 @@ class TransformersBackend:
 
     @property
     def bytes(self) -> int:
-        return bytes_of(self.cache)
+        return bytes_of(self.cache) + (self.head.bytes if self.head else 0)
 
     def open(self) -> Self:
         other = copy(self)
+        other.head = self.head and Eagle3Head(self.head.weights)
         other.close()
         return other
 
@@ -212,6 +215,8 @@ class TransformersBackend:
         self.dirty = True
         with self.emptied():
             self.forward(chunk, range(len(chunk)), logits=1)
+            if self.head:
+                self.head.saw(len(self.cached), range(len(chunk)))
         self.cached += chunk
         if self.info.can_tree:
             self.cache.keep(range(len(chunk)), len(chunk))
@@ -227,6 +232,8 @@ class TransformersBackend:
             self.prefill([*tokens, 0], lambda: False)
             return
         self.tree, self.dirty = None, False
+        if self.head:
+            self.head.keep(0)
         self.cached, self.regime = list(tokens), self.rotary.regime(self.offset + len(tokens) + 1)
         self.cache.stretch(len(tokens))
 
@@ -239,6 +246,8 @@ class TransformersBackend:
         elif self.dirty or length < len(self.cached):
             self.reset()
         del self.cached[length:]
+        if self.head:
+            self.head.keep(len(self.cached))
         self.tree, self.dirty = None, False
 
     def depth_limit(self, length: int) -> int | None:
@@ -272,9 +281,11 @@ class TransformersBackend:
     @torch.inference_mode()
     def accept(self, rows: Sequence[int]) -> None:
         assert self.tree is not None, "accept follows score"
-        if self.info.can_tree:
-            with self.emptied():
+        with self.emptied():
+            if self.info.can_tree:
                 self.cache.keep((0, *rows), len(self.tree) + 1)
+            if self.head:
+                self.head.saw(len(self.cached), (0, *rows))
         self.cached += [self.tree.tokens[row] for row in (0, *rows)]
         self.tree, self.dirty = None, False
 
@@ -300,7 +311,8 @@ class TransformersBackend:
             if self.info.can_tree and visible is not None:
                 inputs["attention_mask"] = self.mask(start, np.asarray(depths), visible)
         inputs[self.cache_name] = self.cache
-        with self.cache.computing(verifying) if self.info.can_tree else nullcontext():
+        computing = self.cache.computing(verifying) if self.info.can_tree else nullcontext()
+        with computing, self.head.tapped() if self.head else nullcontext():
             output = self.model(**inputs, use_cache=True, logits_to_keep=logits)
         logits_of_rows: torch.Tensor = output.logits[0]
         return logits_of_rows

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from engine.models.hub import Store
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+HEAD = "head"
+"""The folder in that of a model that holds its head (engine/models/torch_heads.py)."""
 SMALL = (
     CONFIG, "generation_config.json", "tokenizer*", "*.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.*",
@@ -70,6 +72,8 @@ class Transformers(ModelFormat):
         return [*path.glob("*.safetensors")]
 
     def find(self, folder: str, names: Sequence[str]) -> Iterator[str]:
+        if Path(folder).name == HEAD:
+            return
         if CONFIG in names and any(name.endswith(".safetensors") for name in names):
             yield folder
 
@@ -122,7 +126,12 @@ class Transformers(ModelFormat):
         from engine.models.load_transformers import load_transformers
 
         return load_transformers(
-            source, runtime.device, runtime.dtype, runtime.context_length, runtime.threads
+            source,
+            runtime.device,
+            runtime.dtype,
+            runtime.context_length,
+            runtime.threads,
+            runtime.head,
         )
 
     def need(self, source: str, runtime: Runtime) -> Need:

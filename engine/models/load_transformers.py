@@ -24,6 +24,7 @@ from engine.backends.transformers import TransformersBackend, filler, vocabulary
 from engine.errors import ModelError, SettingError, first_line
 from engine.models.format import looks_like_path
 from engine.models.hub import check_reachable
+from engine.models.torch_heads import with_head
 from engine.sampling import Floats
 from engine.settings import Sampling
 
@@ -44,13 +45,14 @@ def load_transformers(
     dtype: str = "auto",
     context_length: int = DEFAULT_CONTEXT,
     threads: int = 0,
+    head: str = "auto",
 ) -> TransformersBackend:
     """Load a causal LM from a local folder or a hub id.
 
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16" ("auto" is float32 on the CPU and the checkpoint's own elsewhere). The context is the
     model's own, at most `context_length`. `threads` of torch, 0 for as many as it began with;
-    they are those of all models. Raises ModelError.
+    they are those of all models. `head` as for `with_head`. Raises ModelError.
     """
     if source.startswith("~"):
         source = str(Path(source).expanduser())
@@ -69,6 +71,7 @@ def load_transformers(
         model, tokenizer, describe(source, model, tokenizer, context_length)
     )
     examine(backend, TOLERANCE[model.dtype])
+    with_head(backend, source, head)
     return backend
 
 

@@ -1,0 +1,620 @@
+"""EAGLE-3 heads on transformers: the network computes what its definition says, every format gives
+the same head, a head that does not fit is told, and answers stay what they were."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends.transformers import TransformersBackend
+from engine.decode import decode, never
+from engine.drafting.budget import Budget
+from engine.errors import ModelError
+from engine.heads.eagle3_head import CHUNK
+from engine.models.loaders import load, scan
+from engine.models.torch_heads import weights_of
+from engine.prompt import Chat
+from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.tree import Tree
+from engine.types import Message, Step, Work
+from tests.conftest import EMBEDDED
+from tests.support.lossless import assert_lossless, events_of, tokens_of
+
+pytestmark = pytest.mark.model
+
+Tensors = dict[str, Any]
+HIDDEN, HEADS, KV_HEADS, SIZE, INNER, KNOWN = 256, 4, 2, 32, 96, 500
+LAYERS = (0, 4, 7)
+TEXT = [0, 3, 500, 41, 2000, 17, 3000, 12, 9, 700, 4, 31, 800, 5000]
+"""The beginning of some conversation, in tokens."""
+
+
+def numbers(seed: int, known: int = 0, own_embedding: bool = False) -> Tensors:
+    """The weights of a head, as the flat formats name them."""
+    import torch
+
+    made = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Any:
+        return 0.05 * torch.randn(*shape, generator=made)
+
+    tensors = {
+        "fc.weight": random(HIDDEN, 3 * HIDDEN),
+        "midlayer.input_layernorm.weight": 1 + random(HIDDEN),
+        "midlayer.hidden_norm.weight": 1 + random(HIDDEN),
+        "midlayer.post_attention_layernorm.weight": 1 + random(HIDDEN),
+        "midlayer.self_attn.q_proj.weight": random(HEADS * SIZE, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj.weight": random(KV_HEADS * SIZE, 2 * HIDDEN),
+        "midlayer.self_attn.v_proj.weight": random(KV_HEADS * SIZE, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj.weight": random(HIDDEN, HEADS * SIZE),
+        "midlayer.mlp.gate_proj.weight": random(INNER, HIDDEN),
+        "midlayer.mlp.up_proj.weight": random(INNER, HIDDEN),
+        "midlayer.mlp.down_proj.weight": random(HIDDEN, INNER),
+        "norm.weight": 1 + random(HIDDEN),
+    }
+    if known:
+        tokens = torch.randperm(6144, generator=made)[:known]
+        tensors["lm_head.weight"] = random(known, HIDDEN)
+        tensors["d2t"] = tokens - torch.arange(known)
+        tensors["t2d"] = torch.zeros(6144, dtype=torch.bool)
+    if own_embedding:
+        tensors["embed_tokens.weight"] = random(6144, HIDDEN)
+    return tensors
+
+
+LAYER: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": SIZE,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "vocab_size": 6144,
+    "max_position_embeddings": 2048,
+}
+
+
+def flat(architecture: str) -> dict[str, Any]:
+    """The config of the formats that have one config for all; layers are told by number."""
+    own = {"eagle_aux_hidden_state_layer_ids": [each - 1 for each in LAYERS]}
+    return LAYER | {"architectures": [architecture], "eagle_config": own}
+
+
+def speculators(**more: Any) -> dict[str, Any]:
+    """The config of the speculators library."""
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": LAYER,
+        "eagle_aux_hidden_state_layer_ids": list(LAYERS),
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+    } | more
+
+
+def written(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    """A head's folder."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "a.safetensors")
+    return folder
+
+
+def of_speculators(tensors: Tensors) -> Tensors:
+    """The same weights under the names of that library."""
+    return {name.replace("midlayer.", "layers.0."): each for name, each in tensors.items()}
+
+
+def loaded(head: Path | str) -> TransformersBackend:
+    runtime = Runtime(dtype="float32", threads=1, head=str(head))
+    backend = load(str(EMBEDDED), runtime)
+    assert isinstance(backend, TransformersBackend)
+    return backend
+
+
+def states_of(text: Sequence[int]) -> Any:
+    """The target's hidden states of a text by the library alone, side by side."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(EMBEDDED), dtype=torch.float32)
+    with torch.no_grad():
+        found = model(torch.tensor([list(text)]), output_hidden_states=True)
+    states = torch.cat([found.hidden_states[each][0] for each in LAYERS], dim=-1)
+    return states, model.get_input_embeddings().weight.detach()
+
+
+class Reference:
+    """A head computed from its definition, row by row, in double precision and without a cache."""
+
+    def __init__(self, tensors: Tensors, before_residual: bool = False) -> None:
+        self.tensors = {name: np.asarray(each, np.float64) for name, each in tensors.items()}
+        self.before_residual = before_residual
+        states, embedding = states_of(TEXT)
+        self.states = np.asarray(states, np.float64)
+        own = self.tensors.get("embed_tokens.weight")
+        self.embedding = np.asarray(embedding, np.float64) if own is None else own
+        self.output = self.tensors.get("lm_head.weight", np.asarray(embedding, np.float64))
+
+    def norm(self, values: Any, name: str) -> Any:
+        scale = np.sqrt((values**2).mean() + 1e-5)
+        return values / scale * self.tensors[f"{name}.weight"]
+
+    def turned(self, values: Any, position: int) -> Any:
+        """Rotary positions: pairs of numbers half a head apart turn by an angle."""
+        half = SIZE // 2
+        out = values.copy()
+        for at in range(half):
+            angle = position / 5000.0 ** (2 * at / SIZE)
+            one, other = values[at], values[at + half]
+            out[at] = one * math.cos(angle) - other * math.sin(angle)
+            out[at + half] = other * math.cos(angle) + one * math.sin(angle)
+        return out
+
+    def logits(self, path: Sequence[int]) -> Any:
+        """What follows the text and the tokens of a path behind it."""
+        attention = "midlayer.self_attn."
+        joined = self.states
+        if "input_norm.weight" in self.tensors:
+            joined = [self.norm(each, "input_norm") for each in joined]
+        hidden = [self.tensors["fc.weight"] @ each for each in joined[: len(TEXT) - 1]]
+        keys, values = [], []
+        tokens = [*TEXT[1:], *path]
+        for row, token in enumerate(tokens):
+            before = hidden[row]
+            normed = self.norm(before, "midlayer.hidden_norm")
+            both = np.concatenate(
+                (self.norm(self.embedding[token], "midlayer.input_layernorm"), normed)
+            )
+            queries, key, value = (
+                (self.tensors[f"{attention}{name}_proj.weight"] @ both).reshape(-1, SIZE)
+                for name in "qkv"
+            )
+            keys.append([self.turned(each, row) for each in key])
+            values.append(value)
+            read = []
+            for head, query in enumerate(queries):
+                own = head * KV_HEADS // HEADS
+                query = self.turned(query, row)
+                scores = np.array([query @ each[own] for each in keys]) / math.sqrt(SIZE)
+                weights = np.exp(scores - scores.max())
+                read.append(weights @ np.array([each[own] for each in values]) / weights.sum())
+            residual = normed if self.before_residual else before
+            residual = residual + self.tensors[f"{attention}o_proj.weight"] @ np.concatenate(read)
+            inner = self.norm(residual, "midlayer.post_attention_layernorm")
+            gate = self.tensors["midlayer.mlp.gate_proj.weight"] @ inner
+            gate = (
+                gate / (1 + np.exp(-gate)) * (self.tensors["midlayer.mlp.up_proj.weight"] @ inner)
+            )
+            out = residual + self.tensors["midlayer.mlp.down_proj.weight"] @ gate
+            if row >= len(TEXT) - 2:
+                hidden.append(out)
+        return self.output @ self.norm(hidden[-1], "norm")
+
+
+def read(backend: TransformersBackend, text: Sequence[int] = TEXT) -> Any:
+    """The head of a backend after it has read a text, and what it guesses then."""
+    assert backend.head is not None
+    backend.head.listen(True)
+    backend.prefill(text, lambda: False)
+    return backend.head, backend.head.start(text, Sampling(temperature=0), lambda: False)
+
+
+LEVELS = [[(7,), (900,)], [(7, 7), (900, 5), (7, 33)], [(7, 33, 2), (900, 5, 1)]]
+"""Paths behind the text, as a tree grows."""
+
+
+def guessed(backend: TransformersBackend) -> dict[tuple[int, ...], Any]:
+    """The head's logits after the paths of a tree, asked level by level."""
+    head, root = read(backend)
+    found: dict[tuple[int, ...], Any] = {(): root.logits}
+    last: list[tuple[int, ...]] = [()]
+    for paths in LEVELS:
+        parents = [last.index(path[:-1]) for path in paths]
+        guesses = head.extend(parents, [path[-1] for path in paths])
+        found |= {path: guess.logits for path, guess in zip(paths, guesses, strict=True)}
+        last = list(paths)
+    head.forget()
+    return found
+
+
+FORMS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Tensors], Tensors], dict[str, Any]]]
+FORMS = {
+    "LlamaForCausalLMEagle3": (lambda: flat("LlamaForCausalLMEagle3"), dict, {}),
+    "Eagle3LlamaForCausalLM": (lambda: flat("Eagle3LlamaForCausalLM"), dict, {}),
+    "speculators": (speculators, of_speculators, {}),
+    "known": (lambda: flat("LlamaForCausalLMEagle3"), dict, {"known": KNOWN}),
+    "embedding": (speculators, of_speculators, {"known": KNOWN, "own_embedding": True}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_head_computes_its_definition_along_a_tree_in_every_format(
+    form: str, tmp_path: Path
+) -> None:
+    config, names, more = FORMS[form]
+    tensors = numbers(1, **more)
+    backend = loaded(written(tmp_path / "a", config(), names(tensors)))
+    reference = Reference(tensors)
+    for path, logits in guessed(backend).items():
+        wanted = reference.logits(path)
+        if "d2t" in tensors:
+            ids = np.arange(KNOWN) + tensors["d2t"].numpy()
+            wanted = wanted[np.argsort(ids)]
+        assert np.abs(logits - wanted).max() < 1e-4 * np.abs(wanted).max(), path
+
+
+def test_the_flags_of_speculators_change_what_is_normalised(tmp_path: Path) -> None:
+    import torch
+
+    tensors = numbers(2) | {"input_norm.weight": torch.full((3 * HIDDEN,), 0.7)}
+    config = speculators(norm_before_residual=True, norm_before_fc=True)
+    backend = loaded(written(tmp_path / "a", config, of_speculators(tensors)))
+    reference = Reference(tensors, before_residual=True)
+    for path, logits in guessed(backend).items():
+        wanted = reference.logits(path)
+        assert np.abs(logits - wanted).max() < 1e-4 * np.abs(wanted).max(), path
+
+
+class Guessing:
+    """Drafts the head's tree, two nodes wide, with wrong tokens among its own in three of ten
+    places; learns nothing."""
+
+    name = "head"
+
+    def __init__(self, head: Any, sampling: Sampling, width: int = 2, wrong: float = 0.3) -> None:
+        self.head, self.sampling, self.width, self.wrong = head, sampling, width, wrong
+        self.random = random.Random(5)
+        self.calls = 0
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        guess = self.head.start(tokens, self.sampling, never)
+        level = [] if guess is None else [(0, guess)]
+        for depth in range(min(5, budget.depth)):
+            rows, parents, said = [], [], []
+            for at, (row, guess) in enumerate(level):
+                drawn = guess.draw(len(tokens) + depth, self.sampling)
+                for token in {drawn, *(name for name, _ in guess.likeliest(self.width))}:
+                    if self.random.random() < self.wrong:
+                        token = self.random.randrange(budget.vocabulary)
+                    if len(tree) < budget.nodes and token not in tree.children[row]:
+                        rows.append(tree.add(row, token, "model"))
+                        parents.append(at)
+                        said.append(token)
+            if not rows or depth == 4:
+                break
+            rows, parents, said = rows[:4], parents[:4], said[:4]
+            level = list(zip(rows, self.head.extend(parents, said), strict=True))
+            self.calls += 1
+        self.head.forget()
+        return {"model": Work(0.0)}
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing to learn."""
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing to learn."""
+
+
+@pytest.fixture(scope="module")
+def random_head(tmp_path_factory: pytest.TempPathFactory) -> TransformersBackend:
+    """The embedded target with a head of random weights, which knows a part of the vocabulary."""
+    folder = tmp_path_factory.mktemp("head")
+    tensors = numbers(3, known=KNOWN)
+    return loaded(written(folder, flat("LlamaForCausalLMEagle3"), tensors))
+
+
+SAMPLINGS = [Sampling(temperature=each, seed=7) for each in (0.0, 0.7, 1.0)]
+
+
+def ask(backend: TransformersBackend, text: str, before: Sequence[int] = ()) -> list[int]:
+    chat = Chat(backend)
+    return chat.prompt([Message("user", text)], before)
+
+
+def answer(
+    backend: TransformersBackend,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    drafter: Guessing | None = None,
+    tokens: int = 40,
+) -> list[Step]:
+    if backend.head:
+        backend.head.listen(drafter is not None)
+    drafting = Drafting(budget="fixed", nodes=24)
+    drafters = [] if drafter is None else [drafter]
+    return events_of(backend, prompt, Generation(sampling, max_tokens=tokens), drafters, drafting)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: f"{each.temperature}")
+def test_answers_are_the_same_with_a_head_and_with_wrong_drafts(
+    sampling: Sampling, embedded: TransformersBackend, random_head: TransformersBackend
+) -> None:
+    for backend in (embedded.open(), random_head.open()):
+        plain = backend.open()
+        prompt = ask(backend, "Hi! What do you like to do when it rains?")
+        head = Guessing(backend.head, sampling)
+        first = answer(backend, prompt, sampling, head)
+        assert_lossless(answer(plain, prompt, sampling), first)
+        assert head.calls > len(first) / 2
+        # A second turn goes on behind the first one, and one that begins otherwise as well.
+        said = [token.id for token in tokens_of(first)]
+        for text in ([*prompt, *said, 1, 3, 500, 41, 4], [*prompt[:-3], 77, 3, 4]):
+            again = answer(backend, text, sampling, Guessing(backend.head, sampling))
+            assert_lossless(answer(plain, text, sampling), again)
+        backend.close()
+        plain.close()
+
+
+def law(backend: TransformersBackend, tokens: Sequence[int]) -> Any:
+    """What a head guesses behind a text that the backend holds but for the last token."""
+    assert backend.head is not None
+    guess = backend.head.start(tokens, SAMPLINGS[0], never)
+    assert guess is not None
+    return guess.logits
+
+
+def fresh(backend: TransformersBackend, tokens: Sequence[int]) -> Any:
+    """The same of a sequence that reads the text for the first time."""
+    other = backend.open()
+    assert other.head is not None
+    other.head.listen(True)
+    other.prefill(tokens, never)
+    found = law(other, tokens)
+    other.close()
+    return found
+
+
+def test_a_head_knows_what_was_decided_and_nothing_else(random_head: TransformersBackend) -> None:
+    backend = random_head.open()
+    prompt = ask(backend, "Tell me a story about a dog.")
+    steps = answer(backend, prompt, SAMPLINGS[1], Guessing(backend.head, SAMPLINGS[1]))
+    text = [*prompt, *(token.id for token in tokens_of(steps))]
+    # The cache lacks the last token at least; another text shares a part of it.
+    for tokens in (text, [*text[:-9], 11, 12, 13], text[:20], [*text[:19], 99], [*text, 4, 5]):
+        backend.prefill(tokens, never)
+        assert np.abs(law(backend, tokens) - fresh(backend, tokens)).max() < 2e-3
+        assert backend.head is not None
+        backend.head.extend([0, 0], [5, 6])
+        backend.head.extend([1], [8])
+        backend.head.forget()
+    backend.close()
+
+
+def test_long_prompts_are_read_in_parts_and_stopped_between_them(
+    random_head: TransformersBackend,
+) -> None:
+    backend = random_head.open()
+    head = backend.head
+    assert head is not None
+    tokens = [3 + at * 37 % 6000 for at in range(1300)]
+    head.listen(True)
+    backend.prefill(tokens, never)
+    asked = [False, False, True]
+    assert head.start(tokens, SAMPLINGS[0], lambda: asked.pop(0)) is None
+    assert head.done == 2 * CHUNK
+    whole = law(backend, tokens)
+    assert np.abs(whole - fresh(backend, tokens)).max() < 1e-5
+    asked = [False] * 14
+    assert not backend.prefill([7, *tokens], lambda: asked.pop(0) if asked else True).complete
+    backend.prefill(tokens, never)
+    assert np.abs(law(backend, tokens) - whole).max() < 1e-5
+    backend.close()
+
+
+def test_what_was_read_while_nobody_listened_is_a_gap(random_head: TransformersBackend) -> None:
+    backend = random_head.open()
+    head = backend.head
+    assert head is not None
+    hooks = [len(each._forward_hooks) for each in head.weights.taps]
+    answer(backend, TEXT, SAMPLINGS[0], tokens=8)
+    assert not head.rows and not head.found and not head.bytes
+    assert [len(each._forward_hooks) for each in head.weights.taps] == hooks
+    known = list(backend.cached)
+    head.listen(True)
+    assert head.start([*known, 5], SAMPLINGS[0], never) is None
+    longer = [*known, 5, 9, 300]
+    backend.prefill(longer, never)
+    assert law(backend, longer).shape == (KNOWN,)
+    assert head.rows == [len(known), len(known) + 1]
+    assert backend.bytes > head.bytes > 0
+    backend.close()
+    assert not head.bytes
+
+
+def test_a_forward_that_fails_leaves_a_head_that_goes_on(
+    random_head: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = random_head.open()
+    prompt = ask(backend, "What is a river?")
+    plain = tokens_of(answer(backend.open(), prompt, SAMPLINGS[1]))
+
+    class Failing(Guessing):
+        def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+            if len(tokens) > len(prompt) + 3:
+                with monkeypatch.context() as broken:
+                    broken.setattr(torch_functional(), "scaled_dot_product_attention", fail)
+                    self.head.start(tokens, self.sampling, never)
+            return super().grow(tree, tokens, budget)
+
+    with pytest.raises(ZeroDivisionError):
+        answer(backend, prompt, SAMPLINGS[1], Failing(backend.head, SAMPLINGS[1]))
+    again = answer(backend, prompt, SAMPLINGS[1], Guessing(backend.head, SAMPLINGS[1]))
+    assert [each.id for each in tokens_of(again)] == [each.id for each in plain]
+    backend.close()
+
+
+def torch_functional() -> Any:
+    from torch.nn import functional
+
+    return functional
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError
+
+
+def test_sequences_take_turns_with_a_head_each(random_head: TransformersBackend) -> None:
+    sampling, drafting = SAMPLINGS[1], Drafting(budget="fixed", nodes=24)
+    texts = ("What is a river?", "Tell me a joke.", "Hello!")
+    runs, said, plain = [], [], []
+    for text in texts:
+        backend = random_head.open()
+        prompt = ask(backend, text)
+        plain.append([token.id for token in tokens_of(answer(backend.open(), prompt, sampling))])
+        assert backend.head is not None
+        backend.head.listen(True)
+        drafters = [Guessing(backend.head, sampling)]
+        generation = Generation(sampling, max_tokens=40)
+        runs.append(decode(backend, prompt, drafters, generation, drafting))
+        said.append(list[int]())
+    for events in zip_longest(*runs):
+        for own, event in zip(said, events, strict=True):
+            own += [token.id for token in event.tokens] if isinstance(event, Step) else []
+    assert said == plain
+
+
+def test_a_stopped_answer_is_the_beginning_of_it(random_head: TransformersBackend) -> None:
+    backend = random_head.open()
+    prompt = ask(backend, "Tell me a story about a dog.")
+    plain = tokens_of(answer(backend.open(), prompt, SAMPLINGS[1]))
+    run = decode(
+        backend,
+        prompt,
+        [Guessing(backend.head, SAMPLINGS[1])],
+        Generation(SAMPLINGS[1], max_tokens=40),
+        Drafting(budget="fixed", nodes=24),
+    )
+    assert backend.head is not None
+    backend.head.listen(True)
+    some = [event for event in islice(run, 6) if isinstance(event, Step)]
+    run.close()
+    begun = [each.id for each in tokens_of(some)]
+    assert len(begun) >= 5 and begun == [each.id for each in plain[: len(begun)]]
+    again = answer(backend, prompt, SAMPLINGS[1], Guessing(backend.head, SAMPLINGS[1]))
+    assert [each.id for each in tokens_of(again)] == [each.id for each in plain]
+    backend.close()
+
+
+Change = Callable[[dict[str, Any], Tensors], object]
+WRONG: dict[str, tuple[Change, str]] = {
+    "width": (
+        lambda config, _: config.update(target_hidden_size=128),
+        "reads hidden states of 128 numbers, and those of the model have 256",
+    ),
+    "vocabulary": (
+        lambda config, _: config.update(vocab_size=32000),
+        "made for a vocabulary of 32,000 tokens, and the model has 6,144",
+    ),
+    "weights": (
+        lambda config, _: config.update(strata_target="0123"),
+        "trained for other weights of this model",
+    ),
+    "layers": (
+        lambda config, _: config["eagle_config"].update(
+            eagle_aux_hidden_state_layer_ids=[1, 4, 40]
+        ),
+        "the hidden states (2, 5, 41), and the model has three of 0 to 8",
+    ),
+    "deep": (lambda config, _: config.update(num_hidden_layers=2), "has 2 layers"),
+    "architecture": (
+        lambda config, _: config.update(architectures=["LlamaForCausalLM"]),
+        "architecture is LlamaForCausalLM, and LlamaForCausalLMEagle3",
+    ),
+    "one state": (
+        lambda config, _: config["eagle_config"].update(use_aux_hidden_state=False),
+        "reads one hidden state",
+    ),
+    "missing": (lambda _, tensors: tensors.pop("fc.weight"), "its tensor fc.weight has the shape"),
+    "unknown": (
+        lambda _, tensors: tensors.update({"midlayer.q_norm": tensors["norm.weight"] + 0}),
+        "its tensor midlayer.q_norm has the shape (256,), expected was none",
+    ),
+    "no d2t": (lambda _, tensors: tensors.pop("d2t"), "knows 500 tokens and has no d2t"),
+    "short": (
+        lambda _, tensors: tensors.update(d2t=tensors["d2t"][:9]),
+        "knows 500 tokens and has a d2t of 9",
+    ),
+    "beyond": (lambda _, tensors: tensors["d2t"].add_(1000), "tokens that the model does not have"),
+    "twice": (
+        lambda _, tensors: tensors["d2t"][1:2].copy_(tensors["d2t"][:1] - 1),
+        "its d2t names a token twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_head_that_does_not_fit_is_told(
+    wrong: str, embedded: TransformersBackend, tmp_path: Path
+) -> None:
+    change, words = WRONG[wrong]
+    config, tensors = flat("LlamaForCausalLMEagle3"), numbers(1, known=KNOWN)
+    change(config, tensors)
+    folder = written(tmp_path / "a", config, tensors)
+    with pytest.raises(ModelError) as raised:
+        weights_of(embedded, folder, "4567")
+    assert words in str(raised.value)
+    assert str(folder) in str(raised.value) and "load the model without one" in str(raised.value)
+
+
+def test_files_that_are_no_head_are_told(embedded: TransformersBackend, tmp_path: Path) -> None:
+    config = speculators()
+    del config["norm_before_residual"]
+    folder = written(tmp_path / "a", config, of_speculators(numbers(1)))
+    for words, file in {
+        "has no norm_before_residual": "a.safetensors",
+        "has no *.safetensors file": "config.json",
+        "No such file": "",
+    }.items():
+        with pytest.raises(ModelError) as raised:
+            weights_of(embedded, folder, "")
+        assert words in str(raised.value)
+        if file:
+            (folder / file).unlink()
+    written(folder, speculators(), {})
+    (folder / "a.safetensors").write_bytes(b"12345678" * 9)
+    with pytest.raises(ModelError, match="cannot be used"):
+        weights_of(embedded, folder, "")
+
+
+def linked(folder: Path) -> Path:
+    """A copy of the embedded target, which takes no space."""
+    folder.mkdir()
+    for path in EMBEDDED.iterdir():
+        if path.is_file():
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def test_a_head_is_found_in_the_folder_of_its_model(tmp_path: Path) -> None:
+    model = linked(tmp_path / "model")
+    assert load(str(model), Runtime(dtype="float32")).head is None
+    tensors = numbers(4)
+    head = written(model / "head", speculators(), of_speculators(tensors))
+    backend = load(str(model), Runtime(dtype="float32"))
+    info = backend.info.head
+    assert info is not None and backend.head is not None
+    assert (info.name, info.depth, info.branches, info.drafts) == ("EAGLE-3", 8, True, True)
+    assert info.parameters == sum(each.numel() for each in tensors.values())
+    assert info.memory_bytes == 4 * info.parameters and info.fingerprint
+    for wanted in ("off", str(head)):
+        other = load(str(model), Runtime(dtype="float32", head=wanted))
+        assert other.info.head == (None if wanted == "off" else info)
+    written(head, speculators(target_hidden_size=99), of_speculators(tensors))
+    unfit = load(str(model), Runtime(dtype="float32"))
+    assert unfit.head is None and unfit.info.head is not None
+    assert "hidden states of 99 numbers" in unfit.info.head.note and not unfit.info.head.drafts
+    with pytest.raises(ModelError, match="hidden states of 99 numbers"):
+        load(str(model), Runtime(dtype="float32", head=str(head)))
+    assert scan(str(tmp_path)) == [str(model)]
