@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer, LlamaConfig
 
 from bench.shape import Model
-from engine.heads.eagle3 import Eagle3, Eagle3Shape, usual_layers
+from engine.heads.eagle3 import Eagle3, Eagle3Shape, tapped, taps_of, usual_layers
 from engine.heads.eagle3_files import LAYER_FIELDS, TARGET_KEY, Target, read_head
 from engine.models.load_transformers import pick_device
 from engine.models.torch_heads import weights_digest
@@ -109,13 +109,16 @@ def of_target(head: Eagle3, target: Model, ahead: int, answering: int, special: 
 
     A token below `special` begins or ends a message; `answering` begins an answer.
     """
-    base, embedding = target.model, target.get_input_embeddings().weight
+    base, taps = target.model, taps_of(target, head.shape.layers)
+    embedding = target.get_input_embeddings().weight
     output = target.get_output_embeddings().weight
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            seen = base(inputs, use_cache=False, output_hidden_states=True)
-            states = torch.cat([seen.hidden_states[at] for at in head.shape.layers], dim=-1)
+            found: list[torch.Tensor] = []
+            with tapped(taps, found):
+                seen = base(inputs, use_cache=False)
+            states = torch.cat(found, dim=-1)
             rows, places = torch.nonzero(within(inputs, answering, special), as_tuple=True)
             laws = functional.linear(seen.last_hidden_state[rows, places], output)
             laws = laws.float().softmax(-1)
@@ -130,9 +133,9 @@ def of_target(head: Eagle3, target: Model, ahead: int, answering: int, special: 
             bases = places - 1 - step
             used = (bases >= 0) & (bases < count)
             logits = functional.linear(head.norm(hidden[rows[used], bases[used]]), output)
-            found = logits.float().log_softmax(-1)
+            guessed = logits.float().log_softmax(-1)
             share = FADE**step
-            total = total - share * (laws[used] * found).sum() / used.sum().clamp(min=1)
+            total = total - share * (laws[used] * guessed).sum() / used.sum().clamp(min=1)
             weight += share
         return total / weight
 

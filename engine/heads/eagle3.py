@@ -9,8 +9,10 @@ What the layer attends to is given to it as a function, so that training, which 
 positions of a text at once, and drafting, which guesses along a tree, run the same weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,6 +51,28 @@ def usual_layers(count: int) -> tuple[int, int, int]:
     """The hidden states that a head reads which says nothing of it, of a target of so many layers:
     a low one, a middle one and a high one."""
     return 2, count // 2, count - 3
+
+
+def taps_of(target: Any, layers: Sequence[int]) -> list[nn.Module]:
+    """The modules of a transformers model whose outputs are those hidden states."""
+    modules = [target.get_input_embeddings(), *target.get_decoder().layers]
+    return [modules[each] for each in layers]
+
+
+@contextmanager
+def tapped(modules: Sequence[nn.Module], found: list[torch.Tensor]) -> Iterator[None]:
+    """While it is entered, a forward appends what these modules compute to `found`, each of shape
+    (batch, rows, width), in the order in which they run."""
+
+    def tap(_: nn.Module, __: Any, output: Any) -> None:
+        found.append(output if isinstance(output, torch.Tensor) else output[0])
+
+    hooks = [each.register_forward_hook(tap) for each in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class Eagle3Layer(nn.Module):

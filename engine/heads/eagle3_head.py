@@ -9,10 +9,9 @@ Invariant: `rows` are the decided rows that are kept, in rising order; the first
 keys and values, of the tokens in `cached` and the one after them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from engine.heads.base import HeadInfo, LogitGuess
-from engine.heads.eagle3 import Eagle3
+from engine.heads.eagle3 import Eagle3, tapped
 from engine.settings import Sampling
 
 DEPTH = 8
@@ -101,21 +100,11 @@ class Eagle3Head:
     def listen(self, on: bool) -> None:
         self.on = on
 
-    @contextmanager
-    def tapped(self) -> Iterator[None]:
+    def tapped(self) -> AbstractContextManager[None]:
         """While it is entered, a forward of the target leaves its hidden states here. Nothing is
         done while nobody listens."""
         self.found.clear()
-
-        def tap(_: torch.nn.Module, __: Any, output: Any) -> None:
-            self.found.append(output if isinstance(output, torch.Tensor) else output[0])
-
-        hooks = [each.register_forward_hook(tap) for each in self.weights.taps] if self.on else []
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return tapped(self.weights.taps, self.found) if self.on else nullcontext()
 
     def saw(self, start: int, rows: Sequence[int]) -> None:
         """Of the rows of the last forward, these were decided: the tokens from place `start` on."""

@@ -12,6 +12,7 @@ from engine.backends.base import digest
 from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError
 from engine.heads.base import HeadInfo
+from engine.heads.eagle3 import taps_of
 from engine.heads.eagle3_files import Target, read_head
 from engine.heads.eagle3_head import DEPTH, Eagle3Head, Eagle3Weights
 from engine.models.format import looks_like_path
@@ -43,12 +44,10 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
     """The head in a folder, beside its target and in its dtype. Raises ModelError."""
     model = backend.model
     config = model.config.get_text_config()
-    layers = model.get_decoder().layers
-    fits = Target(config.hidden_size, len(layers), config.vocab_size, target)
+    fits = Target(config.hidden_size, config.num_hidden_layers, config.vocab_size, target)
     head, tokens = read_head(folder, fits)
     head.to(model.device, model.dtype)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    taps = [embedding, *layers]
     info = HeadInfo(
         NAME,
         DEPTH,
@@ -57,12 +56,19 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
         memory_bytes=sum(each.numel() * each.element_size() for each in head.parameters()),
         fingerprint=files_digest(sorted(folder.glob("*.safetensors"))),
     )
+    try:
+        taps = taps_of(model, head.shape.layers)
+    except AttributeError as error:
+        raise ModelError(
+            f"The EAGLE-3 head in {str(folder)!r} cannot be used: the layers of {config.model_type} "
+            "models are not where Strata looks for them. Load the model without it: --head off."
+        ) from error
     return Eagle3Weights(
         head,
         head.embed_tokens.weight if head.shape.embedding else embedding.weight,
         head.lm_head.weight if head.shape.output else output.weight,
         tokens,
-        [taps[each] for each in head.shape.layers],
+        taps,
         info,
     )
 
