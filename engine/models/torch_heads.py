@@ -60,8 +60,9 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
         taps = taps_of(model, head.shape.layers)
     except AttributeError as error:
         raise ModelError(
-            f"The EAGLE-3 head in {str(folder)!r} cannot be used: the layers of {config.model_type} "
-            "models are not where Strata looks for them. Load the model without it: --head off."
+            f"The EAGLE-3 head in {str(folder)!r} cannot be used: the layers of "
+            f"{config.model_type} models are not where Strata looks for them. Load the model "
+            "without it: --head off."
         ) from error
     return Eagle3Weights(
         head,
