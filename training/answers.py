@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", type=Path, help="the folder or GGUF file of the model that answers")
     add("texts", nargs="+", type=Path, help="JSON lines, also xz-compressed")
     add("--output", required=True, type=Path, help="the JSON lines to write")
+    add("--source", default="answers", help="what these texts are called")
     add("--limit", type=int, default=10_000, help="questions, taken at random")
     add("--temperatures", type=float, nargs="+", default=[0.7, 1.0], help="taken in turn")
     add("--tokens", type=int, default=256, help="of an answer, at most")
@@ -52,13 +53,13 @@ def run(options: argparse.Namespace) -> None:
     asked = islice(questions(chats, options.longest, Random(options.seed)), options.limit)
     number = written = 0
     with options.output.open("w", encoding="utf-8") as file:
-        for number, (source, messages) in enumerate(tqdm(asked, unit=" answers"), start=1):
+        for number, messages in enumerate(tqdm(asked, unit=" answers"), start=1):
             temperature = options.temperatures[number % len(options.temperatures)]
             sampling = Sampling(temperature=temperature, seed=options.seed + number)
             said = [Message(each["role"], each["content"]) for each in messages]
             answer = replied(backend, said, sampling, options.tokens)
             reply = {"role": "assistant", "content": answer.text}
-            record = Document(source, (*messages, reply)).record
+            record = Document(options.source, (*messages, reply)).record
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
             written += len(answer.tokens)
@@ -67,12 +68,12 @@ def run(options: argparse.Namespace) -> None:
 
 def questions(
     chats: list[Document], longest: int, random: Random
-) -> Iterator[tuple[str, tuple[dict[str, str], ...]]]:
-    """Sources and chats in random order, each cut before one of its answers; short ones alone."""
+) -> Iterator[tuple[dict[str, str], ...]]:
+    """Chats in random order, each cut before one of its answers; short ones alone."""
     random.shuffle(chats)
     for chat in chats:
         ends = [at for at, each in enumerate(chat.messages) if at and each["role"] == "assistant"]
         if ends:
             messages = chat.messages[: random.choice(ends)]
             if sum(len(each["content"].encode()) for each in messages) <= longest:
-                yield chat.source, messages
+                yield messages

@@ -16,6 +16,9 @@ from engine.settings import Runtime
 if TYPE_CHECKING:
     from engine.models.hub import Store
 
+HEAD = "head"
+"""The folder in that of a transformers model that holds its head (engine/models/torch_heads.py)."""
+
 
 class ModelFormat(Protocol):
     """One format. Its methods import the libraries that they need when they are called.

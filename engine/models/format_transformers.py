@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine.backends.base import Backend
 from engine.errors import ModelError
 from engine.models import memory
-from engine.models.format import ModelFormat, looks_like_path
+from engine.models.format import HEAD, ModelFormat, looks_like_path
 from engine.models.gguf_files import ENDING, listed
 from engine.models.memory import Need, weight_files
 from engine.settings import Runtime
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from engine.models.hub import Store
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-HEAD = "head"
-"""The folder in that of a model that holds its head (engine/models/torch_heads.py)."""
 SMALL = (
     CONFIG, "generation_config.json", "tokenizer*", "*.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.*",

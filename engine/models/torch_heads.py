@@ -15,8 +15,7 @@ from engine.heads.base import HeadInfo
 from engine.heads.eagle3 import taps_of
 from engine.heads.eagle3_files import Target, read_head
 from engine.heads.eagle3_head import DEPTH, Eagle3Head, Eagle3Weights
-from engine.models.format import looks_like_path
-from engine.models.format_transformers import HEAD
+from engine.models.format import HEAD, looks_like_path
 
 NAME = "EAGLE-3"
 EDGE = 1 << 16

@@ -159,7 +159,7 @@ def test_a_model_answers_the_questions_of_chats(
     assert len(said) == 5
     for each in said:
         known = asked[each.messages[0]["content"]]
-        assert not each.held and each.source == known.source
+        assert not each.held and each.source == "answers"
         assert [turn["role"] for turn in each.messages[-2:]] == ["user", "assistant"]
         assert each.messages[:-1] == known.messages[: len(each.messages) - 1]
     assert main(["prepare", str(output), "--output", str(tmp_path), "--vocabulary", "300"]) == 0
