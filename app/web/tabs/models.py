@@ -28,7 +28,11 @@ from engine.models.loaders import DEFAULT_RUNTIME
 from engine.settings import Runtime
 
 AUTO = "auto"
-OPEN = {"device": ("cpu", "cuda", "mps"), "dtype": ("float32", "bfloat16", "float16")}
+OPEN = {
+    "device": ("cpu", "cuda", "mps"),
+    "dtype": ("float32", "bfloat16", "float16"),
+    "head": ("off",),
+}
 """What is offered for settings whose declaration leaves it open."""
 RARE = ("batch_size", "flash_attention", "cache_type")
 """Settings that are rarely changed."""
@@ -36,7 +40,7 @@ OF_KIND = {each.kind: tuple(n for n in each.settings if n not in RARE) for each 
 """The settings that only one kind of model knows."""
 ADVANCED = {each.kind: tuple(n for n in each.settings if n in RARE) for each in FORMATS}
 """Those of them that are rarely changed."""
-OF_ALL = ("context_length", "threads")
+OF_ALL = ("context_length", "threads", "head")
 
 
 @dataclass(slots=True)
