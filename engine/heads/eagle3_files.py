@@ -91,7 +91,8 @@ def shape_of(
 ) -> Eagle3Shape:
     """What a config describes. Raises ValueError where it does not fit the target."""
     layer, states, before_residual, before_fc = described(config)
-    own = LlamaConfig(**{name: layer[name] for name in LAYER_FIELDS if layer.get(name) is not None})
+    known = {name: layer[name] for name in LAYER_FIELDS if layer.get(name) is not None}
+    own = LlamaConfig(num_hidden_layers=1, **known)
     width = int(config.get("target_hidden_size") or own.hidden_size)
     if layer.get("num_hidden_layers", 1) != 1:
         raise ValueError(f"it has {layer['num_hidden_layers']} layers, and one is supported")

@@ -618,3 +618,19 @@ def test_a_head_is_found_in_the_folder_of_its_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="hidden states of 99 numbers"):
         load(str(model), Runtime(dtype="float32", head=str(head)))
     assert scan(str(tmp_path)) == [str(model)]
+
+
+FLOOR = 1.5
+"""Tokens per forward that the head that comes along is good for, at T 0.7 and 1."""
+
+
+def test_the_head_that_comes_along_is_often_right(embedded: TransformersBackend) -> None:
+    emitted = forwards = 0
+    for text in ("Hi! How are you today?", "What is a river?", "How do I make a cake?"):
+        for sampling in SAMPLINGS[1:]:
+            backend = embedded.open()
+            drafter = Guessing(backend.head, sampling, width=1, wrong=0.0)
+            steps = answer(backend, ask(backend, text), sampling, drafter, tokens=60)
+            emitted, forwards = emitted + len(tokens_of(steps)), forwards + len(steps)
+            backend.close()
+    assert emitted > FLOOR * forwards

@@ -58,6 +58,8 @@ def test_a_head_learns_and_goes_on_where_it_was_stopped(
     start = ["--start", str(tmp_path / "whole" / "weights"), "--steps", "1", "--rate", "0"]
     assert head(made, tmp_path / "more", *start, "--adam-rate", "0") == 0
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "more")
+    configs = [tmp_path / name / "weights" / "config.json" for name in ("whole", "more")]
+    assert configs[0].read_text() == configs[1].read_text()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
