@@ -7,7 +7,8 @@ first text: drafting decides by ratios. No text is read where a cache can be
 stretched: a forward takes as long over zeros. `--size` takes a model of a made-up shape with random
 weights, as nothing here asks what it says.
 
-`--quotes N` adds answers of N tokens that quote long prompts, see bench/quotes.py.
+`--quotes N` adds answers of N tokens that quote long prompts, see bench/quotes.py. Models that are
+named first are timed side by side instead, behind one length, see bench/curves.py.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from bench.curves import run as side_by_side
 from bench.inflate import inflated_config
 from bench.options import (
     EMBEDDED,
@@ -41,13 +43,14 @@ from engine.drafting.costs import CostCurve, Stretchable, forward_seconds, measu
 from engine.errors import SettingError
 from engine.models.load_transformers import NO_LIMIT, describe, pick_device, pick_dtype
 
-LENGTHS, NODES = (256, 2000, 8000), (0, 3, 7, 15, 31)
+LENGTHS, NODES = (256, 2000, 8000), (0, 1, 3, 7, 15, 31)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `bench curve`."""
-    add_model_arguments(parser)
     add = parser.add_argument
+    add("models", nargs="*", metavar="MODEL", help="timed side by side; of a folder also DIR@DTYPE")
+    add_model_arguments(parser)
     add("--size", help=f"{', '.join(SHAPES)}: a made-up model in place of --model")
     add("--lengths", default=",".join(map(str, LENGTHS)), help="cached tokens, comma between")
     add("--sizes", default=",".join(map(str, NODES)), help="nodes of the trees, comma between")
@@ -73,9 +76,14 @@ def run(options: argparse.Namespace) -> None:
     lengths, sizes = numbers(options.lengths, 2), sorted({0, *numbers(options.sizes, 0)})
     if options.repeats < 1 or options.quotes < 0 or options.threads < 0:
         raise SettingError("Give at least one repeat, and no negative quotes or threads.")
+    if options.models and (options.size or options.quotes):
+        raise SettingError("Several models are timed without --size and --quotes. Leave them out.")
     if options.size is not None and options.size not in SHAPES:
         raise SettingError(f"There is no size {options.size!r}. Choose from: {', '.join(SHAPES)}.")
     check_save(options.save)
+    if options.models:
+        side_by_side(options, sizes)
+        return
     longest = LONGEST + options.quotes if options.quotes else 0
     backend = open_model(options, max([*lengths, longest]) + max(sizes) + 1)
     room, ways = backend.info.context_length, ways_of(backend)

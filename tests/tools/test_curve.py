@@ -10,6 +10,7 @@ from bench.__main__ import main
 from engine.backends.toy import ToyBackend
 from engine.drafting.costs import CostCurve
 from engine.errors import SettingError
+from tests.conftest import EMBEDDED
 
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]
 
@@ -139,6 +140,78 @@ def test_a_model_says_what_it_is_given(embedded: Any) -> None:
     assert max(len(step.tokens) for step in steps) > 1
 
 
+# several models side by side
+
+
+def test_models_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import curves
+
+    slow, fast = ToyBackend(name="slow"), ToyBackend(name="fast")
+    seen: list[tuple[str, int]] = []
+    spent = {("slow", 0): 4.0, ("slow", 3): 6.0, ("fast", 0): 1.0, ("fast", 3): 5.0}
+
+    def forward(backend: Any, prompt: list[int], nodes: int) -> float:
+        assert len(prompt) == curves.CACHED
+        seen.append((backend.info.name, nodes))
+        # One round in three is disturbed.
+        return spent[seen[-1]] * (9.0 if len(seen) <= 8 else 1.0)
+
+    monkeypatch.setattr(curves, "forward_seconds", forward)
+    found = curves.timed({"slow": slow, "fast": fast}, [0, 3], 3)
+    assert found == {"slow": {0: 4.0, 3: 6.0}, "fast": {0: 1.0, 3: 5.0}}
+    rounds = [seen[at : at + 8] for at in (0, 8, 16)]
+    assert [each[0][0] for each in rounds] == ["slow", "fast", "slow"], "they begin in turn"
+    for each in rounds:
+        assert each[::2] == each[1::2], "untimed, then timed"
+        assert sorted(each[::2]) == sorted(spent)
+
+
+def test_a_model_that_decodes_plainly_is_timed_plainly() -> None:
+    from dataclasses import replace
+
+    from bench.curves import row_of, timed
+
+    toy = ToyBackend()
+    toy.info = replace(toy.info, can_tree=False)
+    times = timed({"toy": toy}, [0, 3], 1)
+    assert list(times["toy"]) == [0]
+    row = row_of(toy, times["toy"])
+    assert set(row["speedup"].values()) == {1.0} and set(row["nodes"].values()) == {0}
+
+
+@pytest.mark.model
+def test_files_and_types_of_a_folder_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(EMBEDDED)
+    names = ["embedded-gguf", f"{folder}@float32", f"{folder}@bfloat16"]
+    run = ["curve", *names, "--repeats", "1", "--threads", "1", "--sizes", "0,1,3"]
+    assert main(run) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    assert record["bench"] == "curves" and list(record["models"]) == names
+    kinds = [row["dtype"] for row in record["models"].values()]
+    assert kinds == ["F16", "float32", "bfloat16"]
+    for row in record["models"].values():
+        assert list(row["ratio"]) == ["0", "1", "3"] and row["ratio"]["0"] == 1.0
+        assert row["tokens_per_second"] == pytest.approx(1e3 / row["ms"]["0"])
+        assert all(speedup >= 1.0 for speedup in row["speedup"].values())
+    cells = [row for row in table if row.startswith("|")]
+    assert len(cells) == 5 and all(row.count("|") == 10 for row in cells)
+
+
+def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench import curves
+
+    def load(name: str, options: Any) -> Any:
+        raise AssertionError("nothing may be loaded")
+
+    monkeypatch.setattr(curves, "load_model", load)
+    monkeypatch.setattr(curves, "free_memory", lambda device: 10)
+    assert main(["curve", "embedded", "embedded-gguf"]) == 2
+    assert "0.0 GB are free on cpu" in capsys.readouterr().err
+
+
 def test_numbers_are_read_or_refused() -> None:
     from bench.curve import numbers
 
@@ -157,6 +230,8 @@ def test_numbers_are_read_or_refused() -> None:
         (["--lengths", "1"], "no list of numbers"),
         (["--lengths", "90000"], "too short"),
         (["--quotes", "5"], "too short"),
+        (["embedded", "--quotes", "5"], "without --size and --quotes"),
+        (["embedded", "--sizes", "3,2000"], "more than 2256 are needed"),
     ],
 )
 def test_options_that_cannot_be_are_refused(
