@@ -1,4 +1,4 @@
-"""What a machine is called, so that figures of the same machine can be told from others."""
+"""What a machine is called, and what it does natively: figures of one say little of another."""
 
 import platform
 import subprocess
@@ -12,6 +12,9 @@ CPUINFO = Path("/proc/cpuinfo")
 ASK_MAC = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 NAMED = ("model name", "Model", "Hardware", "cpu model")
 """What kinds of processors call their name there."""
+NATIVE = {"amx_bf16", "avx512_bf16"}
+"""Instructions that multiply bfloat16 numbers, by the names that Linux has for them. With both a
+forward over a draft takes less time in bfloat16 than in float32 (docs/benchmarks.md)."""
 
 
 @cache
@@ -28,6 +31,19 @@ def processor() -> str:
             if said.strip():
                 return said.strip()
     return platform.processor() or platform.machine()
+
+
+def computes_bfloat16() -> bool:
+    """Whether the processor computes with bfloat16 numbers itself, and so faster than with float32.
+
+    Others convert each number. What is not known counts as one of them.
+    """
+    with suppress(OSError):
+        for line in CPUINFO.read_text("utf-8", "replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "flags":
+                return not NATIVE.isdisjoint(value.split())
+    return False
 
 
 def machine(info: BackendInfo) -> str:

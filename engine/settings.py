@@ -220,8 +220,8 @@ class Runtime(Checked):
     device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
     dtype: str = choice(
         "Precision",
-        "auto, float32, bfloat16 or float16; auto is float32 on the processor, the model's own "
-        "elsewhere.",
+        "auto, float32, bfloat16 or float16. auto is the model's own on a GPU, and bfloat16 on a "
+        "processor that computes with it; else float32.",
     )
     gpu_layers: int = setting(
         -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."

@@ -22,6 +22,7 @@ from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold, unfolded
 from engine.backends.transformers import TransformersBackend, filler, vocabulary_of
 from engine.errors import ModelError, SettingError, first_line
+from engine.machine import computes_bfloat16
 from engine.models.format import looks_like_path
 from engine.models.hub import check_reachable
 from engine.models.torch_heads import with_head
@@ -50,15 +51,15 @@ def load_transformers(
     """Load a causal LM from a local folder or a hub id.
 
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
-    "float16" ("auto" is float32 on the CPU and the checkpoint's own elsewhere). The context is the
-    model's own, at most `context_length`. `threads` of torch, 0 for as many as it began with;
-    they are those of all models. `head` as for `with_head`. Raises ModelError.
+    "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
+    of torch, 0 for as many as it began with; they are those of all models. `head` as for
+    `with_head`. Raises ModelError.
     """
     if source.startswith("~"):
         source = str(Path(source).expanduser())
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
-    kind = pick_dtype(dtype, where)
+    pick_dtype(dtype, where)  # an unknown one is refused before anything is read
     if looks_like_path(source) and not (Path(source) / "config.json").is_file():
         problem = "has no config.json" if Path(source).is_dir() else "does not exist"
         raise ModelError(
@@ -66,7 +67,7 @@ def load_transformers(
             "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
         )
     FILLER.prepare("transformers")
-    model, tokenizer = read(source, where, kind)
+    model, tokenizer = read(source, where, dtype)
     backend = TransformersBackend(
         model, tokenizer, describe(source, model, tokenizer, context_length)
     )
@@ -75,7 +76,7 @@ def load_transformers(
     return backend
 
 
-def read(source: str, device: torch.device, dtype: torch.dtype | str) -> tuple[Any, Any]:
+def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
     """The library's model, on its device, and its tokenizer. Raises ModelError."""
     try:
         if not looks_like_path(source):
@@ -86,7 +87,7 @@ def read(source: str, device: torch.device, dtype: torch.dtype | str) -> tuple[A
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=dtype,
+            dtype=pick_dtype(dtype, device, own_dtype(config)),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -155,13 +156,22 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """The torch dtype for a name; "auto" is float32 on the CPU, else the checkpoint's own."""
+def pick_dtype(dtype: str, device: torch.device, own: object = None) -> torch.dtype | str:
+    """The torch dtype for a name. "auto" is the checkpoint's `own` on a GPU, and bfloat16 on a
+    processor that computes with it; else float32 on the processor, which computes with that."""
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
+        if device.type != "cpu":
+            return "auto"
+        native = own == torch.bfloat16 and computes_bfloat16()
+        return torch.bfloat16 if native else torch.float32
     if dtype not in DTYPES:
         raise ModelError(f"The dtype {dtype!r} is unknown. Choose auto, {', '.join(DTYPES)}.")
     return DTYPES[dtype]
+
+
+def own_dtype(config: Any) -> object:
+    """The dtype of a checkpoint's weights, as far as its config tells."""
+    return getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
 
 
 def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> BackendInfo:

@@ -15,6 +15,7 @@ import psutil
 
 from engine.drafting.costs import LARGEST
 from engine.errors import ModelError, first_line
+from engine.machine import computes_bfloat16
 from engine.models.state_memory import layers_of, state_bytes, whole
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
@@ -47,15 +48,16 @@ Tensor = tuple[str, int]
 def memory_need(source: str, device: str, dtype: str, context_length: int) -> Need:
     """The need of a model in a folder or in the hub's cache, in the `dtype` it would be loaded in.
 
-    `dtype` is as for `load_transformers`; "auto" is float32 on the CPU and else the checkpoint's
-    own. Raises ModelError for what is no model, or is not on this machine yet.
+    `dtype` is as for `load_transformers`, where `pick_dtype` says what "auto" is. Raises ModelError
+    for what is no model, or is not on this machine yet.
     """
     folder = folder_of(source)
     config = config_of(source, folder)
     kind = DTYPES.get(dtype)
     if dtype == "auto":
-        own = config.get("dtype") or config.get("torch_dtype")
-        kind = "F32" if device.startswith("cpu") else DTYPES.get(str(own))
+        kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
+        if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
+            kind = "F32"
     parameters = weights = 0
     for stored, count in tensors(source, folder):
         floating = stored.startswith(("F", "BF"))

@@ -17,6 +17,7 @@ from engine.settings import Sampling
 from tests.backends.test_transformers import load, prompt_of, save_model
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.hub import Hub, serving
+from tests.support.processors import processor
 
 pytestmark = pytest.mark.model
 
@@ -80,6 +81,47 @@ def test_a_text_of_another_program_begins_as_the_tokenizer_wants(folder: Path, a
 def test_the_context_is_the_smaller_of_the_models_and_the_wanted_one(sound: Path) -> None:
     assert load(sound).info.context_length == 256
     assert load(sound, context_length=100).info.context_length == 100
+
+
+@pytest.mark.parametrize(
+    ("stored", "native", "wanted", "loaded"),
+    [
+        ("bfloat16", True, "auto", "bfloat16"),
+        ("bfloat16", False, "auto", "float32"),
+        ("bfloat16", True, "float32", "float32"),
+        ("float16", True, "auto", "float32"),
+        ("float32", True, "auto", "float32"),
+        ("float32", False, "bfloat16", "bfloat16"),
+    ],
+)
+def test_the_precision_of_weights_on_a_processor(
+    sound: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: str,
+    native: bool,
+    wanted: str,
+    loaded: str,
+) -> None:
+    """The checkpoint's own only where it is bfloat16 and the processor computes with that."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(shutil.copytree(sound, tmp_path / "model"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, stored))
+    model.save_pretrained(folder)
+    monkeypatch.setattr("engine.machine.CPUINFO", processor(tmp_path, native))
+    info = load(folder, dtype=wanted).info
+    assert info.dtype == loaded and info.can_tree
+    assert info.memory_bytes == info.parameters * (4 if loaded == "float32" else 2)
+
+
+def test_the_demonstration_model_computes_in_float32_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are stored in float16, and its texts are promised to be the same."""
+    monkeypatch.setattr("engine.machine.CPUINFO", processor(tmp_path, True))
+    assert load(EMBEDDED).info.dtype == "float32"
 
 
 def test_names_and_fingerprints(sound: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from engine.errors import ModelError
 from engine.models import memory
 from engine.models.memory import Need, free_memory, memory_need
 from tests.conftest import ROOT
+from tests.support.processors import processor
 
 SMALL = ROOT / "assets" / "models" / "tiny-chat" / "small"
 CONFIG = {
@@ -43,26 +44,35 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(
     ("device", "dtype", "number"),
     [
-        ("cpu", "auto", 4),
+        ("cpu", "auto", None),
         ("cuda:0", "auto", 2),
         ("cpu", "bfloat16", 2),
+        ("cpu", "float32", 4),
         ("cuda", "float32", 4),
         ("mps:0", "float16", 2),
     ],
 )
 def test_numbers_count_as_they_will_be_loaded(
-    folder: Path, device: str, dtype: str, number: int
+    folder: Path,
+    device: str,
+    dtype: str,
+    number: int | None,
+    native: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("engine.machine.CPUINFO", processor(folder, native))
+    number = number or (2 if native else 4)
     need = memory_need(str(folder), device, dtype, 8192)
     assert need == Need(205, 200 * number + 5 * 8, CACHE * number)
     assert need.total == need.weights + need.cache
 
 
 def test_the_cache_is_of_the_context_that_will_be_used(folder: Path) -> None:
-    assert memory_need(str(folder), "cpu", "auto", 50).cache == 3 * 2 * 2 * 8 * (50 + 129) * 4
+    assert memory_need(str(folder), "cpu", "float32", 50).cache == 3 * 2 * 2 * 8 * (50 + 129) * 4
     config = {"text_config": {"n_layer": 2, "n_head": 4, "n_embd": 32}, "dtype": "float16"}
     (folder / "config.json").write_text(json.dumps(config))
     assert memory_need(str(folder), "cuda", "auto", 50).cache == 2 * 2 * 4 * 8 * (50 + 129) * 2
