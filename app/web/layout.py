@@ -8,6 +8,7 @@ from html import escape
 import gradio as gr
 from gradio.blocks import Block
 
+from app.service.drafters import line
 from app.service.session import Session
 from app.web import colors, guide
 from app.web.gradio_app import without_apps
@@ -141,7 +142,8 @@ def header(session: Session, notices: Sequence[str]) -> str:
     if loading:
         share = f" {100 * loading.share:.0f} %" if loading.share is not None else ""
         facts.append(loading.words + share)
-    notes = [info.note] if info.note and (models.there or not loading) else []
+    notes = [line(info, list(session.stacks.drafts))] if models.there else []
+    notes += [info.note] if info.note and (models.there or not loading) else []
     if models.demonstration:
         where = "" if session.guests else " Load your own in the Models tab."
         notes.append(
@@ -247,7 +249,8 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         begin = presets.wire(session, saved, shelved, controls, current, memory, keep)
         loaded = waited.change(*follow, **AT_ONCE).then(*begin, **AT_ONCE)
         if drafts is not None and choice is not None and access is not None:
-            stack.wire(session, drafts, controls, pair.method, keep)
+            for event in stack.wire(session, drafts, controls, pair.method, keep):
+                event.then(lambda: header(session, notices), None, head, **AT_ONCE)
             loaded.then(*models.wire(session, choice, (follow, begin)), **AT_ONCE)
             databases.wire(session, tiers, current, memory)
             api.wire(session, access)

@@ -1,18 +1,28 @@
 """The texts of the Models tab, as HTML; all names are escaped."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from app.service.catalogue import TABLE_CONTEXT, Entry, Model
 from app.service.draft_models import amount
+from app.service.drafters import drafters
 from app.service.models import Candidate, Progress
 from app.web.stack_html import Facts, facts, fine, line, millions
 from assets import ASSETS
 from engine.backends.base import BackendInfo
+from engine.drafting.ceiling import ceiling
 from engine.models.formats import format_of
 from engine.models.memory import Need
 
+FLOAT32, GGUF = "float32", "llama.cpp"
+TOLD, LIKELY = (3, 7, 15), 0.8
+"""Drafted tokens, and a share of accepted ones, by which costs are told."""
+QUANTIZED, CHEAP = ("Q", "IQ"), ("Q4_0", "IQ4_NL")
+"""How types of few bits are called, and which of them verify fast on processors: measured in
+docs/benchmarks.md."""
+LITTLE = 1.5
+"""A speedup below this is worth the hint."""
 THINNEST = 0.6
 """Per cent of a bar that the smallest part of a need takes, so that it is seen."""
 
@@ -20,9 +30,11 @@ THINNEST = 0.6
 # models on this machine
 
 
-def loaded(info: BackendInfo, source: str, formats: str = "") -> str:
+def loaded(
+    info: BackendInfo, source: str, formats: str = "", drafts: Sequence[str] = (), costs: str = ""
+) -> str:
     """The facts of the loaded model; `source` is "" where none is. `formats` says which of its
-    formats is faster here."""
+    formats is faster here, `drafts` names its draft models, `costs` says what verifying takes."""
     if not source:
         return "<h3>Loaded</h3>" + fine("No model. Choose one and press Load.")
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
@@ -33,10 +45,11 @@ def loaded(info: BackendInfo, source: str, formats: str = "") -> str:
         ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
         ("context", f"{info.context_length:,} tokens"),
         ("device", f"{info.device}{threads}"),
-        ("drafts", verified(info)),
         ("from", where(source)),
     ]
-    return f"<h3>Loaded</h3>{facts(listed)}{fine(info.note)}{fine(formats)}"
+    told = [(each.name, each.words) for each in drafters(info, drafts)]
+    words = "".join(map(fine, (info.note, costs, precision(info), formats)))
+    return f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{facts(told)}{words}"
 
 
 def still(info: BackendInfo, source: str) -> str:
@@ -44,15 +57,47 @@ def still(info: BackendInfo, source: str) -> str:
     return fine(f"{info.name} is loaded, as before.") if source else ""
 
 
-def verified(info: BackendInfo) -> str:
-    """How this model verifies what is drafted for it."""
-    if not info.can_tree:
-        return "not possible with this model"
-    if info.leaves is None:
-        return "checked as trees"
-    if info.leaves == 1:
-        return "checked one after the other"
-    return f"checked as trees of up to {info.leaves} branches"
+def verifying(info: BackendInfo, points: Mapping[int, float]) -> str:
+    """What verifying drafts takes, by the measured seconds of forwards over so many nodes, and what
+    that allows; nothing where it was not measured, or nothing is drafted."""
+    found = {n: s for n, s in points.items() if n <= (info.depth or n)}
+    told = [n for n in TOLD if n in found]
+    if not info.can_tree or not told:
+        return ""
+    nodes, times = (
+        listing(f"{each:{form}}" for each in values)
+        for values, form in ((told, "d"), ([found[n] / found[0] for n in told], ".1f"))
+    )
+    best = ceiling(found, LIKELY)
+    gain = f"at most {best.speedup:.1f} times as fast" if best.nodes else "no faster"
+    words = (
+        f"Verifying {nodes} drafted tokens takes {times} times as long here as computing one. "
+        f"So drafts of which {100 * LIKELY:.0f} % are accepted make it {gain}."
+    )
+    quantized = info.kind == GGUF and info.dtype.startswith(QUANTIZED) and info.dtype not in CHEAP
+    if quantized and info.device == "cpu" and best.speedup < LITTLE:
+        words += (
+            f" On a processor {' and '.join(CHEAP)} files of the same model verify faster than "
+            f"{info.dtype}, so drafts gain more with them."
+        )
+    return words
+
+
+def listing(words: Iterable[str]) -> str:
+    """1, 2 or 3."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def precision(info: BackendInfo) -> str:
+    """What coarser numbers than float32 mean, for a model that could have those as well."""
+    if info.kind != "transformers" or info.dtype == FLOAT32:
+        return ""
+    return (
+        f"It computes in {info.dtype}, which takes half the memory of float32. Where two tokens "
+        "are tied to within its rounding, a draft may tip the choice, so a text may part from "
+        "plain decoding's there. In float32 they are the same."
+    )
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:

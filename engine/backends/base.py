@@ -23,7 +23,8 @@ class BackendInfo:
     what else its user should know.
     `threads` compute on the host, 0 where that does not matter. `tokenizer_type` is how the
     vocabulary splits text ("BPE", "Unigram", ...). `leaves` is how many branches a tree may have,
-    None for any number; 1 means that only chains are verified. `sampling` is what the model's
+    None for any number; 1 means that only chains are verified. `depth` is how many tokens deep one
+    may be, where the model's memory bounds that. `sampling` is what the model's
     makers recommend, where they do. `begin` is the token that a text begins with, as text, "" where
     the model wants none. `can_think` says whether its chat template can have it think before it
     answers, or not. `head` is what the model brings to guess its own next tokens with, if anything.
@@ -38,6 +39,7 @@ class BackendInfo:
     context_length: int
     can_tree: bool
     leaves: int | None = None
+    depth: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0

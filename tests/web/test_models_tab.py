@@ -18,6 +18,7 @@ from app.web import models_html
 from app.web.tabs import loading, models
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError, StorageError
+from engine.heads.base import HeadInfo
 from engine.loaded import NO_MODEL_INFO
 from engine.models.memory import Need
 from engine.settings import Runtime
@@ -45,18 +46,57 @@ def test_the_facts_of_a_model() -> None:
     )
 
 
+def test_what_drafts_for_the_loaded_model_is_told_never_nothing() -> None:
+    head = HeadInfo("MTP", 4, branches=False)
+    info = replace(ToyBackend().info, leaves=1, depth=8, head=head)
+    words = models_html.loaded(info, "/m/a.gguf", drafts=[EVIL])
+    assert "chains of up to 8 tokens" in words and "MTP, up to 4 tokens ahead" in words
+    assert "&lt;img" in words and "<img" not in words
+    plain = models_html.loaded(replace(info, can_tree=False), "/m/a.gguf")
+    assert plain.count("decodes plainly") == 3
+
+
+CHEAP = {0: 1.0, 1: 1.1, 3: 1.3, 7: 2.0, 15: 3.4}
+DEAR = {0: 1.0, 1: 2.0, 3: 3.6, 7: 6.6, 15: 8.1}
+
+
+def test_what_verifying_takes_is_told_with_what_it_allows() -> None:
+    info = replace(ToyBackend().info, kind="llama.cpp", dtype="Q4_K_M", device="cpu")
+    cheap = models_html.verifying(info, CHEAP)
+    assert "3, 7 or 15 drafted tokens takes 1.3, 2.0 or 3.4 times as long here" in cheap
+    assert "80 % are accepted make it at most 2.3 times as fast." in cheap and "Q4_0" not in cheap
+    dear = models_html.verifying(info, DEAR)
+    assert "make it no faster" in dear
+    assert "Q4_0 and IQ4_NL files of the same model verify faster than Q4_K_M" in dear
+    for other in (
+        replace(info, dtype="IQ4_NL"),
+        replace(info, dtype="F16"),
+        replace(info, device="gpu"),
+        replace(info, kind="transformers", dtype="bfloat16"),
+    ):
+        assert "verify faster" not in models_html.verifying(other, DEAR)
+
+
+def test_what_verifying_takes_is_that_of_drafts_which_can_be() -> None:
+    info = replace(ToyBackend().info, leaves=1, depth=4)
+    words = models_html.verifying(info, CHEAP)
+    assert "Verifying 3 drafted tokens takes 1.3 times" in words
+    assert models_html.verifying(replace(info, can_tree=False), CHEAP) == ""
+    assert models_html.verifying(info, {0: 1.0, 1: 1.1}) == "", "nothing that could be told"
+
+
 @pytest.mark.parametrize(
-    ("can_tree", "leaves", "words"),
+    ("kind", "dtype", "told"),
     [
-        (True, None, "as trees"),
-        (True, 8, "trees of up to 8 branches"),
-        (True, 1, "one after the other"),
-        (False, None, "not possible"),
+        ("transformers", "bfloat16", True),
+        ("transformers", "float16", True),
+        ("transformers", "float32", False),
+        ("llama.cpp", "BF16", False),
     ],
 )
-def test_how_drafts_are_verified(can_tree: bool, leaves: int | None, words: str) -> None:
-    info = replace(ToyBackend().info, can_tree=can_tree, leaves=leaves)
-    assert words in models_html.verified(info)
+def test_what_coarser_numbers_mean_is_told(kind: str, dtype: str, told: bool) -> None:
+    words = models_html.precision(replace(ToyBackend().info, kind=kind, dtype=dtype))
+    assert ("tied to within its rounding" in words and dtype in words) is told
 
 
 def test_candidates_are_told_with_kind_and_size() -> None:
@@ -226,6 +266,21 @@ def test_a_page_that_opens_shows_the_loaded_model(handlers: models.Handlers, sho
     with handlers.models.busy:
         shown = handlers.refresh(None, *values())
     assert shown[parts.place.stop]["visible"] and "being loaded" in shown[parts.place.status]
+
+
+def test_a_model_in_coarser_numbers_is_loaded_again_in_float32_by_one_click(
+    handlers: models.Handlers, session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, engine = handlers.parts.exact, local(session)
+    assert not handlers.overview()[exact]["visible"]
+    before = engine.loaded.backend.info
+    engine.loaded.backend.info = replace(before, kind="transformers", dtype="bfloat16")
+    shown = handlers.overview()
+    assert shown[exact]["visible"] and "bfloat16" in shown[handlers.parts.loaded]
+    last(handlers.load_exact(None, *values(context_length=128)))
+    runtime = shop.runtimes[-1]
+    assert runtime.dtype == "float32" and runtime.context_length == 8192, "nothing else changes"
+    assert session.models.source == shop.source("one") and not handlers.overview()[exact]["visible"]
 
 
 def test_what_there_is_is_shown_before_anything_is_weighed(

@@ -73,6 +73,15 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
         assert ("start fresh" in compare.idle(session)) is can_tree
 
 
+def test_the_header_says_in_a_line_what_drafts(session: Session, toy: ToyBackend) -> None:
+    said = layout.header(session, ())
+    assert said.count("Drafted by: ") == 1 and "databases (trees)" in said
+    toy.info = replace(toy.info, leaves=1, depth=8)
+    assert "databases (chains of up to 8 tokens)" in layout.header(session, ())
+    toy.info = replace(toy.info, can_tree=False)
+    assert "Drafted by: nothing, it decodes plainly." in layout.header(session, ())
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_the_header_says_whether_the_core_is_compiled(
     db: Database, toy: ToyBackend, there: bool, monkeypatch: pytest.MonkeyPatch

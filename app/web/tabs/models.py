@@ -16,6 +16,7 @@ from app.service.formats import BOTH
 from app.service.models import Candidate, Progress, reported
 from app.service.session import Session
 from app.web import models_html
+from app.web.models_html import FLOAT32
 from app.web.stack_html import fine
 from app.web.tabs import catalogue, gguf_support
 from app.web.tabs.catalogue import Card
@@ -61,6 +62,7 @@ class Parts:
 
     tab: gr.Tab
     loaded: gr.HTML
+    exact: gr.Button
     choice: gr.Radio
     box: gr.Textbox
     add: gr.Button
@@ -81,6 +83,9 @@ def build(tab: gr.Tab, session: Session, first: Sequence[Card] = ()) -> Parts:
     with gr.Row(elem_classes="cards"):
         with gr.Column(elem_classes="card", scale=3):
             loaded = gr.HTML(elem_id="models-loaded", apply_default_css=False)
+            exact = gr.Button(
+                f"Load in {FLOAT32}", size="sm", visible=False, elem_id="models-exact"
+            )
         with gr.Column(elem_classes="card", scale=3):
             choice, removing, box, add = listing()
         with gr.Column(elem_classes="card", scale=4):
@@ -92,7 +97,7 @@ def build(tab: gr.Tab, session: Session, first: Sequence[Card] = ()) -> Parts:
                 reset = gr.Button("Reset to the usual settings", size="sm", elem_id="models-reset")
     gguf, cards = gguf_support.build(session.gguf), [*starters, *catalogue.build()]
     shown = runtime, groups, need, here, gguf, cards
-    return Parts(tab, loaded, choice, box, add, removing, reset, *shown)
+    return Parts(tab, loaded, exact, choice, box, add, removing, reset, *shown)
 
 
 def listing() -> tuple[gr.Radio, Removing, gr.Textbox, gr.Button]:
@@ -176,6 +181,7 @@ class Handlers:
         value: dict[str, Any] = {"value": chosen[0]} if chosen else {}
         return {
             self.parts.loaded: self.loaded(),
+            self.parts.exact: gr.update(visible=self.coarse),
             **self.starters(),
             self.parts.choice: gr.update(choices=choices, **value),
         }
@@ -190,7 +196,15 @@ class Handlers:
         """The facts of the loaded model."""
         faster = self.models.formats.faster if self.models.source in BOTH else None
         words = faster.words if faster else ""
-        return models_html.loaded(self.session.current.info, self.models.source, words)
+        info, curve = self.session.current.info, self.session.costs.curve
+        costs = models_html.verifying(info, curve.points) if curve else ""
+        drafts = list(self.session.stacks.drafts)
+        return models_html.loaded(info, self.models.source, words, drafts, costs)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the loaded model could compute in finer numbers."""
+        return self.models.there and bool(models_html.precision(self.session.current.info))
 
     def starters(self) -> Updates:
         """What is offered while the demonstration model is loaded."""
@@ -316,6 +330,15 @@ class Handlers:
 
         yield from self.work(self.parts.place, start, source, values)
 
+    def load_exact(self, source: str | None, *values: object) -> Iterator[Updates]:
+        """Load the same model again, in float32; nothing else changes."""
+        models = self.models
+
+        def start(_: Runtime) -> Iterator[Progress]:
+            return models.load(models.source, replace(models.runtime, dtype=FLOAT32))
+
+        yield from self.work(self.parts.place, start, source, values)
+
     def take(
         self, card: Card, drafts: Sequence[Model], source: str | None, *values: object
     ) -> Iterator[Updates]:
@@ -387,10 +410,10 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     needs += [card.place.buttons[0] for card in parts.cards]
     removing = parts.remove
     boxes = [card.box for card in parts.cards if card.box is not None]
-    shown = [parts.loaded, parts.choice, *needs, *controls, *parts.groups.values()]
+    shown = [parts.loaded, parts.exact, parts.choice, *needs, *controls, *parts.groups.values()]
     shown += [removing.asking, *boxes]
     own = [parts.place.stop, parts.place.status]
-    there = [parts.loaded, parts.choice, *boxes]
+    there = [parts.loaded, parts.exact, parts.choice, *boxes]
     opened = parts.tab.select(on.overview, None, there, **AT_ONCE)
     opened.then(unless_done(on.refresh), [deeds, *inputs], [*shown, *own], **AT_ONCE)
     parts.choice.input(counted(on.choose), [deeds, parts.choice], shown, **AT_ONCE)
@@ -414,6 +437,7 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
             event = event.then(*step, **AT_ONCE)
 
     loads(parts.place.buttons[0], on.load, parts.place)
+    loads(parts.exact, on.load_exact, parts.place)
     for card in parts.cards:
         for button, drafts in zip(card.place.buttons, ((), card.entry.stack), strict=False):
             loads(button, partial(on.take, card, drafts), card.place)

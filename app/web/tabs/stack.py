@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import gradio as gr
 import plotly.graph_objects as go
 from gradio.blocks import Block
+from gradio.events import Dependency
 
 from app.service.comparison import Pace
 from app.service.families import Family
@@ -336,8 +337,9 @@ def wire(
     controls: Controls,
     compared: gr.Dropdown,
     keep: Event,
-) -> None:
-    """Connect the tab. `keep` is the event that stores changed settings."""
+) -> Sequence[Dependency]:
+    """Connect the tab. `keep` is the event that stores changed settings. Returns the events by
+    which draft models come and go."""
     on = Handlers(session, parts, controls, compared)
     inputs = [parts.ticked, parts.spec, *controls.inputs]
     shown: list[Block] = [parts.models, parts.ticked, parts.profiled, parts.plan, parts.findings]
@@ -349,8 +351,8 @@ def wire(
     parts.ticked.input(on.tick, parts.ticked, parts.models, **AT_ONCE)
     added = [parts.box, parts.ticked, parts.models]
     gr.on([parts.add.click, parts.box.submit], on.add, [parts.box, parts.ticked], added, **AT_ONCE)
-    parts.load.click(on.load, inputs, [*shown, *others], **AT_ONCE)
-    parts.unload.click(on.unload, inputs, [*shown, *others], **AT_ONCE)
+    come = parts.load.click(on.load, inputs, [*shown, *others], **AT_ONCE)
+    gone = parts.unload.click(on.unload, inputs, [*shown, *others], **AT_ONCE)
     running = [*shown, parts.load, parts.stop]
     parts.profile.click(on.profile, inputs, running, **AT_ONCE)
     parts.measure.click(on.measure, inputs, running, **AT_ONCE)
@@ -358,3 +360,4 @@ def wire(
     chosen = [parts.spec, parts.first, *controls.inputs]
     used = parts.use.click(on.use, chosen, [parts.status, *others], **AT_ONCE)
     used.then(*keep, **AT_ONCE)
+    return come, gone
