@@ -7,7 +7,7 @@ app.service.catalogue` prints the table of docs/models.md.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from assets import ASSETS
@@ -24,6 +24,9 @@ TABLE_CONTEXT = 8192
 HALF, FULL = 2, 4
 """Bytes of a float16 and of a float32."""
 BYTES_ARE = ("published", "estimated")
+STATES = 1 + 8 + 4
+"""States that a model of such layers keeps of a text: its end, that of its last tokens, so that a
+rejected draft is undone, and where a later prompt may want to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,12 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model of a family. `bytes` are those of its weight files, `context` what it can read."""
+    """One model of a family. `bytes` are those of its weight files, `context` what it can read.
+
+    `layers` are those that attend. The others of a hybrid remember a text as a state, of
+    `state_bytes` together; drafts for it are chains. `processor` is the same model in a type of
+    weights that verifies faster on a processor, where there is such a file.
+    """
 
     name: str
     source: str
@@ -46,31 +54,44 @@ class Model:
     estimated: bool
     context: int
     layers: tuple[Layers, ...]
+    state_bytes: int = 0
+    processor: "Model | None" = None
 
-    def need(self, context_length: int, device: str = "cuda") -> Need:
+    def on(self, device: str) -> "Model":
+        """The file of it that is best for a device."""
+        return self.processor if self.processor and device == "cpu" else self
+
+    def need(self, context_length: int, device: str = "cuda", half: bool = False) -> Need:
         """What it takes with a cache for so many tokens, by formula, before any download.
 
         On a GPU that is the weights as they are in the file, and layers x 2 x key heads x head size
         numbers of 2 bytes for each token. On the processor ("cpu") the cache is in float32, as are
-        the weights of transformers models.
+        the weights of transformers models, unless these are loaded in `half` of that.
         """
-        number = FULL if device == "cpu" else HALF
         unpacked = device == "cpu" and format_of(self.source).float32_on_cpu
+        number = FULL if device == "cpu" and not (unpacked and half) else HALF
         rows = min(context_length, self.context)
         numbers = sum(part.count * 2 * part.key_heads * part.head_size for part in self.layers)
-        weights = self.parameters * FULL if unpacked else self.bytes
-        return Need(self.parameters, weights, numbers * rows * number)
+        weights = self.parameters * number if unpacked else self.bytes
+        cache = numbers * rows * number + STATES * self.state_bytes
+        return Need(self.parameters, weights, cache)
 
-    def fits(self, free: int, context_length: int, device: str = "cuda") -> bool:
-        """Whether so many free bytes are enough for it."""
-        return self.need(context_length, device).total <= free
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a target brings to guess ahead with. `bytes` are those of a file of its own, which is
+    downloaded together with the target; 0 where it is in the target's file."""
+
+    name: str
+    bytes: int = 0
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A family: the target, its drafts from the smallest on, and those suggested to begin with.
 
-    `plain` says why nothing can be drafted for it, "" where it can.
+    `alone` says why it has no draft models, "" where it has some. The databases draft for any.
     """
 
     name: str
@@ -81,21 +102,28 @@ class Entry:
     target: Model
     drafts: tuple[Model, ...]
     stack: tuple[Model, ...]
-    plain: str
+    alone: str
     sources: tuple[str, ...]
+    head: Head | None = None
 
-    def need(self, context_length: int, device: str = "cuda") -> Need:
-        """What the target and the suggested stack take together."""
-        needs = [model.need(context_length, device) for model in (self.target, *self.stack)]
+    def on(self, device: str) -> "Entry":
+        """The family with the file of its target that is best for a device."""
+        return replace(self, target=self.target.on(device))
+
+    def alone_need(self, context_length: int, device: str = "cuda", half: bool = False) -> Need:
+        """What the target takes, its head included."""
+        need = self.target.need(context_length, device, half)
+        return replace(need, weights=need.weights + (self.head.bytes if self.head else 0))
+
+    def need(self, context_length: int, device: str = "cuda", half: bool = False) -> Need:
+        """What the target with its head and the suggested stack take together."""
+        needs = [model.need(context_length, device, half) for model in self.stack]
+        needs.append(self.alone_need(context_length, device, half))
         return Need(
             sum(need.parameters for need in needs),
             sum(need.weights for need in needs),
             sum(need.cache for need in needs),
         )
-
-    def fits(self, free: int, context_length: int, device: str = "cuda") -> bool:
-        """Whether so many free bytes are enough for the target and the suggested stack."""
-        return self.need(context_length, device).total <= free
 
 
 @cache
@@ -159,6 +187,10 @@ class Fields:
             raise unusable(f"{name!r} of {self.where} is {value!r}, not an https address")
         return value
 
+    def given(self, name: str) -> bool:
+        """Whether there is such a value, of those that may be left out."""
+        return name in self.values
+
     def whole(self, name: str) -> int:
         """A whole number from 1."""
         value = self.take(name)
@@ -195,9 +227,9 @@ def entry(fields: Fields) -> Entry:
     stack = [str(value) for value in fields.items("stack")]
     if [draft for draft in known if draft in stack] != stack:
         raise unusable(f"the stack of {name!r} is {stack!r}, not some of its drafts in their order")
-    plain = fields.text("plain", empty=True)
-    if bool(plain) == bool(drafts):
-        raise unusable(f"{name!r} has to have drafts, or in 'plain' the reason why it has none")
+    alone = fields.text("alone", empty=True)
+    if bool(alone) == bool(drafts):
+        raise unusable(f"{name!r} has to have drafts, or in 'alone' the reason why it has none")
     addresses = fields.items("sources")
     read = Entry(
         name,
@@ -208,8 +240,11 @@ def entry(fields: Fields) -> Entry:
         target,
         tuple(drafts),
         tuple(known[draft] for draft in stack),
-        plain,
+        alone,
         tuple(Fields({"source": value}, name).address("source") for value in addresses),
+        head(Fields(fields.take("head"), f"the head of {name!r}"))
+        if fields.given("head")
+        else None,
     )
     if not read.sources:
         raise unusable(f"{name!r} names no sources")
@@ -217,27 +252,56 @@ def entry(fields: Fields) -> Entry:
     return read
 
 
+def head(fields: Fields) -> Head:
+    """What a target brings to guess ahead with; one in a file of its own has a size."""
+    read = Head(fields.text("name"))
+    if fields.given("bytes"):
+        read = Head(read.name, fields.whole("bytes"), estimated(fields))
+    fields.done()
+    return read
+
+
 def model(fields: Fields) -> Model:
     """One model; its source is a repository on the hub or one GGUF file of a repository."""
-    source = fields.text("source")
-    if hub_file(source) is None and source.count("/") != 1:
-        raise unusable(f"'source' of {fields.where} is {source!r}, not a name on the hub")
-    kind = fields.text("bytes_are")
-    if kind not in BYTES_ARE:
-        raise unusable(f"'bytes_are' of {fields.where} is {kind!r}, not {' or '.join(BYTES_ARE)}")
     read = Model(
         fields.text("name"),
-        source,
+        hub_source(fields),
         fields.whole("parameters"),
         fields.whole("bytes"),
-        kind == "estimated",
+        estimated(fields),
         fields.whole("context"),
         tuple(layers(Fields(value, fields.where)) for value in fields.items("layers")),
+        fields.whole("state_bytes") if fields.given("state_bytes") else 0,
     )
     if not read.layers:
         raise unusable(f"{fields.where} has no layers")
+    if fields.given("processor"):
+        read = replace(read, processor=other_file(read, Fields(fields.take("processor"), "a file")))
     fields.done()
     return read
+
+
+def other_file(read: Model, fields: Fields) -> Model:
+    """The same model from another file."""
+    values = hub_source(fields), fields.whole("bytes"), estimated(fields)
+    fields.done()
+    return replace(read, source=values[0], bytes=values[1], estimated=values[2])
+
+
+def hub_source(fields: Fields) -> str:
+    """Where a model is on the hub."""
+    source = fields.text("source")
+    if hub_file(source) is None and source.count("/") != 1:
+        raise unusable(f"'source' of {fields.where} is {source!r}, not a name on the hub")
+    return source
+
+
+def estimated(fields: Fields) -> bool:
+    """Whether the bytes of a file are an estimate."""
+    kind = fields.text("bytes_are")
+    if kind not in BYTES_ARE:
+        raise unusable(f"'bytes_are' of {fields.where} is {kind!r}, not {' or '.join(BYTES_ARE)}")
+    return kind == "estimated"
 
 
 def layers(fields: Fields) -> Layers:
@@ -258,9 +322,9 @@ def unusable(problem: str) -> ModelError:
 def table(found: Iterable[Entry]) -> str:
     """The catalogue for docs/models.md, in Markdown, ended by a newline."""
     lines = [
-        "| family | target, its file | drafts (**suggested**) | memory, GPU: target, with drafts "
-        "| memory, processor | licence |",
-        "|---|---|---|---|---|---|",
+        "| family | target, its file | head | draft models (**suggested**) | memory, GPU: target, "
+        "with drafts | memory, processor | licence |",
+        "|---|---|---|---|---|---|---|",
     ]
     for each in found:
         drafts = ", ".join(
@@ -269,14 +333,22 @@ def table(found: Iterable[Entry]) -> str:
             else f"{draft.name} {size(draft)}"
             for draft in each.drafts
         )
+        files = f"`{each.target.source}` {size(each.target)}"
+        if each.target.processor:
+            other = each.target.processor
+            files += f"; on a processor `{other.source.rpartition(':')[2]}` {size(other)}"
         memory = [
-            f"{gigabytes(each.target.need(TABLE_CONTEXT, device).total)}, "
-            f"{gigabytes(each.need(TABLE_CONTEXT, device).total)}"
+            f"{gigabytes(own.alone_need(TABLE_CONTEXT, device).total)}, "
+            f"{gigabytes(own.need(TABLE_CONTEXT, device).total)}"
             for device in ("cuda", "cpu")
+            for own in (each.on(device),)
         ]
+        head = each.head.name if each.head else "none"
+        if each.head and each.head.bytes:
+            head += f" {gigabytes(each.head.bytes)}"
         lines.append(
-            f"| {each.name} ({each.maker}) | `{each.target.source}` {size(each.target)} "
-            f"| {drafts or f'none: {each.plain}'} | {memory[0]} | {memory[1]} "
+            f"| {each.name} ({each.maker}) | {files} | {head} "
+            f"| {drafts or f'none: {each.alone}'} | {memory[0]} | {memory[1]} "
             f"| [{each.licence}]({each.licence_address}) |"
         )
     return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from app.service.catalogue import TABLE_CONTEXT, Entry, Model
+from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
 from app.service.draft_models import amount
 from app.service.drafters import drafters
 from app.service.models import Candidate, Progress
@@ -197,12 +197,28 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
     drafts = [f"{model.name}, {size(model, here)}" for model in entry.drafts]
     listed = [
         ("model", f"{entry.target.name}, {millions(entry.target.parameters)}"),
-        ("files", size(entry.target, here, " to download")),
-        ("drafts", "; ".join(drafts) or f"none: {entry.plain}"),
+        ("files", f"{size(entry.target, here, ' to download')}{kind_of_file(entry.target)}"),
+        ("databases", "draft chains" if entry.target.state_bytes else "draft trees"),
+        ("head", head_of(entry.head)),
+        ("draft models", "; ".join(drafts) or f"none: {entry.alone}"),
     ]
     if entry.stack:
         listed.append(("suggested", " / ".join(model.name for model in entry.stack)))
     return head + facts([*listed, *needs]) + tail
+
+
+def kind_of_file(model: Model) -> str:
+    """The file that was chosen for the device, where a family has more than one."""
+    return f", {model.source.rpartition(':')[2]}" if model.processor else ""
+
+
+def head_of(head: Head | None) -> str:
+    """What a target brings to guess ahead with, and where it is."""
+    if head is None:
+        return "none"
+    about = "about " if head.estimated else ""
+    where = f"in a file of {about}{amount(head.bytes)} beside it" if head.bytes else "in its file"
+    return f"{head.name}, {where}"
 
 
 def starter(entry: Entry, device: str = "cpu") -> str:
@@ -232,12 +248,13 @@ def billions(parameters: int) -> str:
     return millions(parameters).removesuffix(" parameters")
 
 
-def family_needs(entry: Entry, length: int, device: str, free: int) -> Facts:
-    """What a family takes, alone and with the suggested drafts, and whether so much is free."""
+def family_needs(entry: Entry, length: int, device: str, free: int, half: bool = False) -> Facts:
+    """What a family takes, alone and with the suggested drafts, and whether so much is free. `half`
+    as for `Model.need`."""
 
     def told(need: Need) -> str:
         return f"{amount(need.total)}, {'fits' if need.total <= free else 'does not fit'}"
 
-    yield "memory", told(entry.target.need(length, device))
+    yield "memory", told(entry.alone_need(length, device, half))
     if entry.stack:
-        yield "with drafts", told(entry.need(length, device))
+        yield "with drafts", told(entry.need(length, device, half))

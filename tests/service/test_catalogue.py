@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from app.service import catalogue
-from app.service.catalogue import TABLE_CONTEXT, Entry, Layers, Model, entries, parse, table
+from app.service.catalogue import (
+    STATES,
+    TABLE_CONTEXT,
+    Entry,
+    Head,
+    Layers,
+    Model,
+    entries,
+    parse,
+    table,
+)
 from engine.errors import ModelError
 from engine.models.gguf_files import hub_file
 from engine.models.memory import Need
@@ -46,20 +56,21 @@ ENTRY: dict[str, Any] = {
     "target": TARGET,
     "drafts": [DRAFT],
     "stack": ["Small"],
-    "plain": "",
+    "alone": "",
     "sources": ["https://example.org/family"],
 }
 
 
 def models() -> list[Model]:
-    return [*chain.from_iterable((each.target, *each.drafts) for each in entries())]
+    own = [*chain.from_iterable((each.target, *each.drafts) for each in entries())]
+    return [*own, *(model.processor for model in own if model.processor)]
 
 
 # What is in it.
 
 
 def test_the_catalogue_has_families_of_all_sizes_and_kinds() -> None:
-    assert 6 <= len(entries()) <= 12
+    assert 6 <= len(entries()) <= 16
     targets = [each.target for each in entries()]
     assert min(t.parameters for t in targets) < 2e9 and max(t.parameters for t in targets) > 29e9
     assert sum(hub_file(t.source) is None for t in targets) >= 2, "transformers models"
@@ -91,6 +102,8 @@ def test_the_bytes_of_a_file_agree_with_its_parameters(model: Model) -> None:
         assert 16 <= bits < 21
     elif "Q4_K_M" in named.file:
         assert 4.5 < bits < 5.6
+    elif "Q4_0" in named.file or "IQ4_NL" in named.file:
+        assert 4.5 <= bits < 5.2
     else:
         assert "Q8_0" in named.file and 8.5 <= bits < 8.7
 
@@ -101,6 +114,59 @@ def shape(hidden: int, heads: int, ffn: int, vocabulary: int, model: Model, tied
     attention = 2 * hidden * part.head_size * (heads + part.key_heads)
     per_layer = attention + 3 * hidden * ffn + 2 * hidden
     return part.count * per_layer + (1 if tied else 2) * vocabulary * hidden + hidden
+
+
+def hybrid(hidden: int, heads: int, ffn: int, values: int, model: Model, tied: bool) -> int:
+    """The parameters of a Qwen3.5-like model with its prediction layer: three of four layers keep a
+    state, of `values` heads of 128 x 128 and 16 heads of keys; ffn is that of a dense one."""
+    (part,) = model.layers
+    full, size, vocabulary = part.count - 1, part.head_size, 248320
+    attention = hidden * size * (3 * heads + 2 * part.key_heads) + 2 * size
+    mixed = (2 * 16 + values) * 128
+    state = hidden * (mixed + 2 * 128 * values + 2 * values) + 4 * mixed + 2 * values + 128
+    rest = 3 * hidden * ffn + 2 * hidden
+    whole = full * attention + 3 * full * state + 4 * full * rest + hidden
+    ahead = attention + rest + 2 * hidden * hidden + 3 * hidden
+    return whole + ahead + (1 if tied else 2) * vocabulary * hidden
+
+
+HYBRIDS = [
+    ("unsloth/Qwen3.5-4B", 2560, 16, 9216, 32, True),
+    ("unsloth/Qwen3.5-9B", 4096, 16, 12288, 32, False),
+    ("unsloth/Qwen3.6-27B", 5120, 24, 17408, 48, False),
+    ("unsloth/Qwen3.8-27B", 5120, 24, 17408, 48, False),
+]
+"""Hidden size, heads, inner size, heads of values in a state, whether in and out are one."""
+
+
+@pytest.mark.parametrize(("source", "hidden", "heads", "ffn", "values", "tied"), HYBRIDS)
+def test_layers_states_and_parameters_of_hybrids_agree(
+    source: str, hidden: int, heads: int, ffn: int, values: int, tied: bool
+) -> None:
+    found = [model for model in models() if model.source.startswith(source)]
+    assert found
+    for model in found:
+        assert model.parameters == hybrid(hidden, heads, ffn, values, model, tied)
+        # The states in float32, and the last three rows of the convolution before them.
+        state = 4 * (values * 128 * 128 + 3 * (2 * 16 + values) * 128)
+        assert model.state_bytes == 3 * (model.layers[0].count - 1) * state
+
+
+def test_hybrids_bring_a_head_and_processors_get_files_that_verify_fast() -> None:
+    hybrids = [each for each in entries() if each.target.state_bytes]
+    assert len(hybrids) >= 4 and all(each.head == Head("MTP") for each in hybrids)
+    beside = [each for each in entries() if each.head and each.head.bytes]
+    assert any(each.name.startswith("Gemma 4") for each in beside)
+    swapped = [each for each in entries() if each.on("cpu").target != each.target]
+    assert swapped
+    for each in swapped:
+        own, other = each.target, each.on("cpu").target
+        assert other.source.endswith(("IQ4_NL.gguf", "Q4_0.gguf")) and each.on("cuda") == each
+        assert (other.name, other.parameters, other.layers) == (
+            own.name,
+            own.parameters,
+            own.layers,
+        )
 
 
 SHAPES = [
@@ -165,13 +231,39 @@ def test_need_is_weights_and_cache_by_formula() -> None:
     assert both == Need(1100, 2060, 2 * numbers + small.need(40).cache)
 
 
-def test_it_fits_when_there_is_as_much_free() -> None:
+def test_states_are_counted_with_those_that_undo_drafts() -> None:
+    state = {**ENTRY, "target": {**TARGET, "state_bytes": 1000}}
+    (plain,), (each,) = parse([ENTRY]), parse([state])
+    for device in ("cpu", "cuda"):
+        more = each.need(40, device).cache - plain.need(40, device).cache
+        assert more == STATES * 1000
+
+
+def test_a_head_in_a_file_of_its_own_is_counted() -> None:
+    own = {**ENTRY, "head": {"name": "MTP", "bytes": 700, "bytes_are": "estimated"}}
+    (plain,), (each,) = parse([ENTRY]), parse([own])
+    assert each.head == Head("MTP", 700, estimated=True)
+    assert each.alone_need(40).weights == plain.target.need(40).weights + 700
+    assert each.need(40).total == plain.need(40).total + 700
+    (inside,) = parse([{**ENTRY, "head": {"name": "MTP"}}])
+    assert inside.head == Head("MTP") and inside.need(40) == plain.need(40)
+
+
+def test_half_of_float32_is_counted_on_a_processor_alone_and_for_folders_alone() -> None:
     (each,) = parse([ENTRY])
-    for thing in (each, each.target, each.drafts[0]):
-        for device in ("cpu", "cuda"):
-            total = thing.need(30, device).total
-            assert thing.fits(total, 30, device) and not thing.fits(total - 1, 30, device)
-    assert each.need(30).total > each.target.need(30).total
+    whole, half = (each.target.need(40, "cpu", half) for half in (False, True))
+    assert (2 * half.weights, 2 * half.cache) == (whole.weights, whole.cache)
+    assert each.target.need(40, "cuda", True) == each.target.need(40, "cuda")
+    assert each.drafts[0].need(40, "cpu", True) == each.drafts[0].need(40, "cpu"), "a GGUF file"
+
+
+def test_another_file_for_processors_is_the_same_model() -> None:
+    other = {"source": "some/large:l.gguf", "bytes": 900, "bytes_are": "estimated"}
+    (each,) = parse([{**ENTRY, "target": {**TARGET, "processor": other}}])
+    there = each.on("cpu").target
+    assert (there.source, there.bytes, there.estimated) == ("some/large:l.gguf", 900, True)
+    assert there.name == "Large" and each.on("mps") == each
+    assert "on a processor `l.gguf` about 0.0 GB" in table([each])
 
 
 def test_the_formula_agrees_with_what_is_known_of_a_cache() -> None:
@@ -239,7 +331,13 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
         (put([DRAFT, DRAFT], "drafts"), "are not smaller ones in the order"),
         (put(["Tiny"], "stack"), "the stack of 'Family' is ['Tiny'], not some of its drafts"),
         (put(["Small", "Small"], "stack"), "not some of its drafts"),
-        (put("it is recurrent", "plain"), "has to have drafts, or in 'plain' the reason"),
+        (put("it is small", "alone"), "has to have drafts, or in 'alone' the reason"),
+        (put({}, "head"), "the head of 'Family' has no 'name'"),
+        (put({"name": "MTP", "bytes": 0}, "head"), "is 0, not a whole number from 1"),
+        (put({"name": "MTP", "bytes": 7}, "head"), "has no 'bytes_are'"),
+        (put({"name": "MTP", "x": 7}, "head"), "the unknown name 'x'"),
+        (put(0, "target", "state_bytes"), "is 0, not a whole number from 1"),
+        (put({"source": "a"}, "target", "processor"), "'a', not a name on the hub"),
     ],
 )
 def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], words: str) -> None:
@@ -254,8 +352,8 @@ def test_a_family_without_drafts_has_to_say_why() -> None:
     alone = {**ENTRY, "drafts": [], "stack": []}
     with pytest.raises(ModelError, match="the reason why it has none"):
         parse([alone])
-    (each,) = parse([{**alone, "plain": "it is recurrent"}])
-    assert each.plain and each.need(9) == each.target.need(9)
+    (each,) = parse([{**alone, "alone": "it is small"}])
+    assert each.alone and each.need(9) == each.target.need(9)
 
 
 def test_entries_have_names_of_their_own_and_an_order() -> None:
@@ -307,11 +405,11 @@ def test_what_the_documentation_says_fits_does() -> None:
 
 
 def test_the_table_marks_estimates_suggestions_and_models_without_drafts() -> None:
-    other = {**ENTRY, "name": "Other", "drafts": [], "stack": [], "plain": "it is recurrent"}
+    other = {**ENTRY, "name": "Other", "drafts": [], "stack": [], "alone": "it is small"}
     second = {**DRAFT, "name": "Middle", "parameters": 200, "bytes": 3 * 10**9}
     (row, alone) = table(parse([{**ENTRY, "drafts": [DRAFT, second]}, other])).splitlines()[2:]
     assert "**Small** about 0.0 GB, Middle about 3.0 GB" in row and "`some/large` 0.0 GB" in row
-    assert "none: it is recurrent" in alone and "[MIT](https://example.org/mit)" in alone
+    assert "none: it is small" in alone and "[MIT](https://example.org/mit)" in alone
 
 
 def test_the_file_is_written_as_it_is_read() -> None:

@@ -1,11 +1,12 @@
 """The catalogue in the Models tab: a card for every family, with the memory it needs here."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import gradio as gr
 
-from app.service.catalogue import Entry, Model, entries, starter
+from app.service.catalogue import Entry, entries, starter
 from app.service.draft_models import amount
 from app.service.models import Models
 from app.service.session import Session
@@ -13,6 +14,7 @@ from app.web import models_html
 from app.web.tabs.loading import Place, build_place
 from app.web.wiring import Updates
 from engine.errors import ModelError, StrataError
+from engine.machine import computes_bfloat16
 from engine.models import llama_cpp_python
 from engine.settings import Runtime
 
@@ -67,33 +69,47 @@ def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> Updates:
     for card in cards:
         if card.box is None:
             changes[card.facts] = facts(models, card.entry, runtime)
-        here = models.loaders.present(card.entry.target.source)
+        here = models.loaders.present(chosen(models, card.entry, runtime).target.source)
         changes[card.place.buttons[0]] = "Load" if here else FETCH
     return changes
 
 
+def chosen(models: Models, entry: Entry, runtime: Runtime) -> Entry:
+    """A family with the file of its target that is best where that would run."""
+    with suppress(StrataError):
+        return entry.on(models.engine.device(entry.target.source, runtime))
+    return entry
+
+
+def in_half(runtime: Runtime) -> bool:
+    """Whether transformers models are loaded in two bytes a number; all here are stored so."""
+    return computes_bfloat16() if runtime.dtype == "auto" else runtime.dtype != "float32"
+
+
 def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
     """One family's facts."""
-    target, length = entry.target, runtime.context_length
-    offered = (target, *entry.drafts)
-    here = {model.source for model in offered if models.loaders.present(model.source)}
+    entry, length = chosen(models, entry, runtime), runtime.context_length
+    target = entry.target
+    here = {each.source for each in (target, *entry.drafts) if models.loaders.present(each.source)}
     try:
         device = models.engine.device(target.source, runtime)
         free = models.free(target.source, runtime)
     except StrataError as error:
         return models_html.family(entry, here, tail=models_html.broken(str(error)))
-    need = target.need(length, device)
-    needs = models_html.family_needs(entry, length, device, free)
+    need = entry.alone_need(length, device, in_half(runtime))
+    needs = models_html.family_needs(entry, length, device, free, in_half(runtime))
     bar = models_html.bar((need.weights, need.cache), free)
     return models_html.family(entry, here, needs, bar)
 
 
-def check(models: Models, target: Model, runtime: Runtime) -> None:
+def check(models: Models, entry: Entry, runtime: Runtime) -> None:
     """Raise ModelError for a target that does not fit, before it is downloaded for nothing."""
+    target = entry.target
     if models.loaders.present(target.source):
         return  # the loader knows better than the formula
     device = models.engine.device(target.source, runtime)
-    need, free = target.need(runtime.context_length, device), models.free(target.source, runtime)
+    need = entry.alone_need(runtime.context_length, device, in_half(runtime))
+    free = models.free(target.source, runtime)
     if need.total > free:
         raise ModelError(
             f"{target.name} needs {amount(need.total)} ({amount(need.weights)} for weights and "

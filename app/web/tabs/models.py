@@ -345,8 +345,10 @@ class Handlers:
         """Load a family's target; its drafts, those to be downloaded included, are offered."""
 
         def start(runtime: Runtime) -> Iterator[Progress]:
-            models, stacks, target = self.models, self.session.stacks, card.entry.target
-            catalogue.check(models, target, runtime)
+            models, stacks = self.models, self.session.stacks
+            entry = catalogue.chosen(models, card.entry, runtime)
+            target = entry.target
+            catalogue.check(models, entry, runtime)
             yield from models.load(target.source, runtime)
             for draft in drafts:
                 if not models.loaders.present(draft.source):
