@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
 from app.service.draft_models import amount
-from app.service.drafters import drafters
+from app.service.drafters import NO_HEAD, drafters
 from app.service.models import Candidate, Progress
 from app.web.stack_html import Facts, facts, fine, line, millions
 from assets import ASSETS
@@ -14,6 +14,7 @@ from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import ceiling
 from engine.models.formats import format_of
 from engine.models.memory import Need
+from engine.models.outlook import Outlook
 
 FLOAT32, GGUF = "float32", "llama.cpp"
 TOLD, LIKELY = (3, 7, 15), 0.8
@@ -127,12 +128,24 @@ def need(source: str, found: Need, free: int, device: str) -> str:
         ("cache", amount(found.cache)),
         ("total", f"{amount(found.total)} of {amount(free)} free on {device}"),
     ]
-    markup = facts(listed) + bar((found.weights, found.cache), free)
+    markup = facts(listed) + bar((found.weights, found.cache), free) + outlook(found.outlook)
     if found.total > free:
         missing = amount(found.total - free)
         words = f"{missing} are missing. Choose a shorter context or a smaller model."
         return markup + line("differs", "It does not fit", words)
     return markup + fine("Memory of the loaded models counts as free: they are unloaded if needed.")
+
+
+def outlook(found: Outlook | None) -> str:
+    """What will draft for a model that is not loaded, as far as its files tell; nothing where they
+    do not."""
+    if found is None:
+        return ""
+    told = [
+        ("databases", "chains" if found.chains else "trees"),
+        ("head", found.head or found.problem or NO_HEAD),
+    ]
+    return f"<h4>What will draft for it, by its files</h4>{facts(told)}"
 
 
 def bar(parts: Sequence[float], free: float) -> str:

@@ -5,6 +5,7 @@ A source is a path that ends in .gguf, or "owner/name:file.gguf" on the hub.
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,6 +124,7 @@ class Gguf(ModelFormat):
 
     def need(self, source: str, runtime: Runtime) -> Need:
         from engine.models.load_llamacpp import need
+        from engine.models.outlook import of_gguf
 
         path = self.located(source)
         if path is None:
@@ -130,7 +132,7 @@ class Gguf(ModelFormat):
                 f"What {source!r} will need is known once it is here. Download it in the Models "
                 "tab, or start with it as --model."
             )
-        return need(path, runtime)
+        return replace(need(path, runtime), outlook=of_gguf(Path(path)))
 
     def device(self, runtime: Runtime) -> str:
         from engine.models.load_llamacpp import device

@@ -6,7 +6,7 @@ the files is read, so that a model which does not fit is refused in milliseconds
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import psutil
 from engine.drafting.costs import LARGEST
 from engine.errors import ModelError, first_line
 from engine.machine import computes_bfloat16
+from engine.models.outlook import Outlook, of_config
 from engine.models.state_memory import layers_of, state_bytes, whole
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
@@ -28,12 +29,14 @@ class Need:
     """What a model takes: its parameters, bytes of its weights and of its cache.
 
     `cache` is that of the conversation in use, with a full context. Others that stay warm come on
-    top of it; they are bounded by the limit of engine/sequences.py.
+    top of it; they are bounded by the limit of engine/sequences.py. `outlook` is what the same
+    files tell of what will draft for it, where they do.
     """
 
     parameters: int
     weights: int
     cache: int
+    outlook: Outlook | None = field(default=None, compare=False)
 
     @property
     def total(self) -> int:
@@ -65,7 +68,7 @@ def memory_need(source: str, device: str, dtype: str, context_length: int) -> Ne
         weights += count * SIZES.get(kind if kind and floating else stored, 1)
     number = SIZES[kind] if kind else SIZES["BF16"]
     cache = cache_numbers(source, config, context_length) * number + states(source, config)
-    return Need(parameters, weights, cache)
+    return Need(parameters, weights, cache, of_config(config, folder))
 
 
 def folder_of(source: str) -> Path:

@@ -21,6 +21,7 @@ from engine.errors import ModelError, StorageError
 from engine.heads.base import HeadInfo
 from engine.loaded import NO_MODEL_INFO
 from engine.models.memory import Need
+from engine.models.outlook import Outlook
 from engine.settings import Runtime
 from storage.database import Database
 from tests.conftest import EMBEDDED
@@ -117,6 +118,16 @@ def test_a_need_that_fits_and_one_that_does_not() -> None:
     assert "8.0 GiB are missing" in over and 'class="need over"' in over
     assert "width:75.00%" in over and "left:50.00%" in over
     assert models_html.bar((0, 0), 0).count("<i") == 0
+
+
+def test_what_will_draft_is_told_before_a_model_is_loaded() -> None:
+    need = Need(10**9, 2 * GIB, GIB, Outlook(True, f"in {EVIL}, beside it"))
+    words = models_html.need("m", need, 12 * GIB, "cpu")
+    assert "What will draft for it" in words and "chains" in words
+    assert "&lt;img" in words and "<img" not in words
+    assert models_html.NO_HEAD in models_html.outlook(Outlook())
+    assert "GGUF files bring it" in models_html.outlook(Outlook(problem="its GGUF files bring it"))
+    assert "What will" not in models_html.need("m", Need(1, 1, 1), GIB, "cpu")
 
 
 def test_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
