@@ -108,6 +108,23 @@ def test_models_change_and_the_conversation_goes_on(page: Page, address: str) ->
     expect(page.locator("#stack-models label")).to_have_count(2)
 
 
+def test_what_drafts_is_told_and_float32_is_one_click_away(page: Page) -> None:
+    loaded, header = page.locator("#models-loaded"), page.locator("#header")
+    expect(header).to_contain_text("Drafted by: databases (trees)")
+    expect(loaded).to_contain_text("What drafts for it")
+    expect(page.locator("#models-need")).to_contain_text("What will draft for it, by its files")
+    expect(page.locator("#models-exact")).to_be_hidden()
+    page.get_by_role("radio", name="bfloat16").click()
+    page.click("#models-load")
+    expect(loaded).to_contain_text("tied to within its rounding")
+    expect(header.locator(".facts")).to_contain_text("bfloat16")
+    page.click("#models-exact")
+    expect(header.locator(".facts")).to_contain_text("float32")
+    expect(page.locator("#models-exact")).to_be_hidden()
+    expect(loaded).not_to_contain_text("bfloat16")
+    expect(page.get_by_role("radio", name="float32")).to_be_checked()
+
+
 def test_what_is_no_model_is_told_and_the_chat_goes_on(page: Page, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     add(page, tmp_path / "empty")
