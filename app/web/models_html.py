@@ -210,7 +210,8 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
     drafts = [f"{model.name}, {size(model, here)}" for model in entry.drafts]
     listed = [
         ("model", f"{entry.target.name}, {millions(entry.target.parameters)}"),
-        ("files", f"{size(entry.target, here, ' to download')}{kind_of_file(entry.target)}"),
+        ("files", size(entry.target, here, " to download")),
+        ("weights", weights_of(entry.target)),
         ("databases", "draft chains" if entry.target.state_bytes else "draft trees"),
         ("head", head_of(entry.head)),
         ("draft models", "; ".join(drafts) or f"none: {entry.alone}"),
@@ -220,9 +221,10 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
     return head + facts([*listed, *needs]) + tail
 
 
-def kind_of_file(model: Model) -> str:
-    """The file that was chosen for the device, where a family has more than one."""
-    return f", {model.source.rpartition(':')[2]}" if model.processor else ""
+def weights_of(model: Model) -> str:
+    """The type of a model's weights, by the name of its file."""
+    ending = format_of(model.source).ending
+    return model.source.removesuffix(ending).rpartition("-")[2] if ending else "as published"
 
 
 def head_of(head: Head | None) -> str:

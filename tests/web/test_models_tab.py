@@ -448,6 +448,21 @@ def test_a_family_is_loaded_and_its_drafts_are_offered(
     assert "in the Stack tab" in updates[-1][card.place.status] and warned == []
 
 
+def test_a_processor_gets_the_file_that_verifies_fast(
+    handlers: models.Handlers, session: Session, warned: list[str]
+) -> None:
+    *_, card = handlers.parts.cards
+    other = replace(card.entry.target, source="hub/x:target-IQ4_NL.gguf")
+    card.entry = replace(card.entry, target=replace(card.entry.target, processor=other))
+    assert "IQ4_NL" in handlers.refresh(None, *values(context_length=64))[card.facts]
+    last(handlers.take(card, (), None, *values(context_length=64)))
+    assert session.models.source == other.source and warned == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session.engine, "device", lambda source, runtime: "cuda:0")
+        shown = handlers.refresh(None, *values(context_length=64))
+    assert "IQ4_NL" not in shown[card.facts]
+
+
 def test_a_family_that_does_not_fit_is_not_downloaded(
     handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
 ) -> None:
