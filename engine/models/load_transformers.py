@@ -25,6 +25,7 @@ from engine.errors import ModelError, SettingError, first_line
 from engine.machine import computes_bfloat16
 from engine.models.format import looks_like_path
 from engine.models.hub import check_reachable
+from engine.models.state_memory import CHAIN
 from engine.models.torch_heads import with_head
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -199,6 +200,7 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         context_length=context,
         can_tree=not plainly,
         leaves=1 if chains else None,
+        depth=CHAIN if keeps else None,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads() if str(model.device) == "cpu" else 0,
