@@ -99,9 +99,8 @@ def test_a_stream_says_the_same_by_every_method(program: openai.OpenAI, speculat
     assert {c.id for c in chunks} == {first.id} and all(c.usage is None for c in chunks)
     assert last.model_extra["timings"]["predicted_n"] >= len(between)
     method = last.model_extra["strata"]["method"]
-    assert method == {None: "hd", False: "plain", "lookup": "lookup"}.get(
-        speculative if not isinstance(speculative, dict) else None, "hd"
-    )
+    named = {None: "auto", False: "plain", "lookup": "lookup"}
+    assert method == (speculative["method"] if isinstance(speculative, dict) else named[speculative])
 
 
 def test_usage_comes_in_a_chunk_of_its_own(program: openai.OpenAI) -> None:

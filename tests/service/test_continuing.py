@@ -38,7 +38,7 @@ EXACT = [
 
 @pytest.fixture
 def toy() -> Held:
-    return Held()
+    return Held(guesses=deviating(0.5))
 
 
 @pytest.fixture

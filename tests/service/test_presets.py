@@ -43,7 +43,7 @@ def test_those_that_come_along_can_all_be_followed(presets: Presets) -> None:
     for preset in PRESETS:
         found, problem = presets.preferences(preset)
         assert problem == "" and preset.system_prompt.endswith((".", "?"))
-        assert found.method == "hd" and found.fresh_seed
+        assert found.method == "auto" and found.fresh_seed
 
 
 def test_what_a_preset_leaves_out_is_as_the_makers_want_it(

@@ -24,14 +24,14 @@ def session(db: Database, toy: Held) -> Session:
 def test_a_race_is_a_pair_of_runs_that_were_just_made(session: Session) -> None:
     *before, race = session.races.run(OWNER)
     assert isinstance(race, Race) and race.verdict.identical
-    assert [race.plain.method, race.fast.method] == ["plain", "hd"]
+    assert [race.plain.method, race.fast.method] == ["plain", "auto"]
     assert race.plain.prefill is not None and race.plain.prefill.reused == 0
     assert 1 <= len(race.plain.tokens) <= TOKENS
     assert [t.text for t in race.fast.tokens] == [t.text for t in race.plain.tokens]
     running = [
         item.running.method for item in before if isinstance(item, Progress) and item.running
     ]
-    assert running[0] == "plain" and running[-1] == "hd"
+    assert running[0] == "plain" and running[-1] == "auto"
     stored = Traces(session.database, OWNER).history()
     assert [(trace.kind, trace.conversation_id) for trace in stored] == [("compare", None)] * 2
     assert session.chat.conversations(OWNER).list() == []

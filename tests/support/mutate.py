@@ -136,8 +136,8 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/drafting/controller.py",
-        "gain.wait = max(PROBE, round(-probe / PROBE_SHARE))",
-        "gain.wait = PROBE",
+        "return max(PROBE, round(-saved / share))",
+        "return PROBE",
         "unit/controller unit/never_slower",
     ),
     Mutation(

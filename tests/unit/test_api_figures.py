@@ -1,6 +1,7 @@
 """The figures of answers in three dialects: each by its definition, bonus tokens in none."""
 
 import re
+from dataclasses import replace
 from math import isfinite
 
 import pytest
@@ -120,7 +121,11 @@ def test_a_prompt_is_counted_once_however_many_choices_it_has() -> None:
         "completion_tokens": 16,
         "total_tokens": 36,
         "prompt_tokens_details": {"cached_tokens": 15},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
+    thought = replace(two, thought=5)
+    told = usage([thought, thought], 1)["completion_tokens_details"]
+    assert told == {"reasoning_tokens": 10}
     assert usage([two, two, three, three], 2)["prompt_tokens"] == 50
     assert figures([two, two])["strata"]["choices"] == [ours(two)] * 2
     assert "timings" not in figures([two, two])
