@@ -569,11 +569,12 @@ def test_the_note_of_a_template_stands_beside_that_of_the_model(
 ) -> None:
     import llama_cpp
 
-    monkeypatch.setattr(llama_cpp, "llama_model_is_hybrid", lambda model: True)
+    monkeypatch.setattr(llama_cpp, "llama_memory_seq_rm", lambda *_: False)
     path = tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=None)
     assert opened_gguf(path).info.note == (
-        "x decodes plainly: its layers keep a state that cannot be rolled back. "
-        "The file brings no chat template: the conversation is sent as plain lines."
+        "x decodes plainly: its tree forward fails (The cache of x cannot be rolled back. Choose "
+        "the method plain). The file brings no chat template: the conversation is sent as plain "
+        "lines."
     )
 
 
