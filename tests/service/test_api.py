@@ -100,7 +100,8 @@ def test_a_stream_says_the_same_by_every_method(program: openai.OpenAI, speculat
     assert last.model_extra["timings"]["predicted_n"] >= len(between)
     method = last.model_extra["strata"]["method"]
     named = {None: "auto", False: "plain", "lookup": "lookup"}
-    assert method == (speculative["method"] if isinstance(speculative, dict) else named[speculative])
+    asked = speculative["method"] if isinstance(speculative, dict) else named[speculative]
+    assert method == asked
 
 
 def test_usage_comes_in_a_chunk_of_its_own(program: openai.OpenAI) -> None:
