@@ -365,3 +365,18 @@ def test_a_hybrid_whose_rotary_factors_depend_on_the_length(tmp_path: Any) -> No
         assert_lossless(plain, steps)
         assert len(steps) < 20 < len(plain)
         assert gap(after(fresh(backend), truth), alone(backend, truth)) < CLOSE
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "granite-hybrid", "jamba"])
+def test_chains_are_verified_in_bfloat16(tmp_path: Any, family: str) -> None:
+    """Near-ties are common there, so texts may part: what is drafted is accepted all the same."""
+    from engine.models.load_transformers import load_transformers
+
+    backend = load_transformers(str(save_hybrid(family, tmp_path)), device="cpu", dtype="bfloat16")
+    backend.info = replace(backend.info, eos_ids=frozenset())
+    assert backend.info.can_tree and backend.info.leaves == 1
+    text, wanted = prompt_of(70), Generation(Sampling(0.7, seed=1), max_tokens=40)
+    plain = tokens_of(events_of(fresh(backend), text, wanted))
+    truth = [*text, *(token.id for token in plain)]
+    steps = events_of(backend, text, wanted, [wrong_at(truth, 1, 0.1)], FIXED)
+    assert len(tokens_of(steps)) == 40 and len(steps) < 30
