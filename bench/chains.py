@@ -4,12 +4,13 @@ The answers are given: every forward is a real one, and what it chooses is overr
 need not know how to write, and one of random weights shows what drafting saves on its architecture:
 what a rejected chain costs is paid as in use. Each line of a traces file is {"prompt", "output",
 "split"}: answers of the split "train" fill the databases, those of another one are said, plainly
-and with drafts, in turn. "all that pays" drafts by the measured cost curve, "all" whatever it
-costs.
+and with drafts, in turn. Statistics that come along for the vocabulary are used. "all that pays"
+drafts by the measured cost curve, "all" whatever it costs.
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from bench.options import (
     conditions,
     headline,
     load_model,
+    open_databases,
     print_record,
 )
 from bench.quotes import Given
@@ -97,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
         raise SettingError(f"Nothing can be drafted: {backend.info.note}")
     recordings = read_traces(options.traces, Words(backend), TEMPLATE)
     room = backend.info.context_length
-    said = [r for r in recordings if r.split == options.split and length(r) < room]
+    said = [r for r in recordings if r.split == options.split and len(text_of(r)) < room]
     if not said:
         raise SettingError(f"No answer of the split {options.split!r} fits the context. Give more.")
     train = [r for r in recordings if r.split == "train" != options.split]
@@ -107,7 +109,12 @@ def run(options: argparse.Namespace) -> None:
         PAYS: (costs, Drafting()),
         ALL: (None, Drafting(budget="fixed", nodes=NODES)),
     }
-    found = compared(backend, said[: options.limit or None], train, ways)
+    with ExitStack() as stack:
+        databases = open_databases(backend, dict.fromkeys(ways, METHODS["hd"]), None, stack)
+        for filled in databases.values():
+            for recording in train:
+                filled.learned.finish(text_of(recording), len(recording.answer))
+        found = compared(backend, said[: options.limit or None], databases, ways)
     record = conditions(backend, options) | {
         "bench": "chains",
         "leaves": backend.info.leaves,
@@ -118,25 +125,21 @@ def run(options: argparse.Namespace) -> None:
     print_record(record, options.save)
 
 
-def length(recording: Recording) -> int:
-    """Tokens of prompt and answer."""
-    return len(recording.prompt) + len(recording.answer)
+def text_of(recording: Recording) -> list[int]:
+    """Prompt and answer."""
+    return [*recording.prompt, *recording.answer]
 
 
 def compared(
     backend: Backend,
     said: Sequence[Recording],
-    train: Sequence[Recording],
+    databases: Mapping[str, Databases],
     ways: Mapping[str, tuple[CostCurve | None, Drafting]],
 ) -> Record:
-    """The figures of every way to say the answers, each with databases of its own."""
+    """The figures of every way to say the answers, each with its databases."""
     model, steps = Saying(backend), {way: list[Step]() for way in ways}
-    databases = {way: Databases() for way in ways}
-    for filled in databases.values():
-        for recording in train:
-            filled.learned.finish([*recording.prompt, *recording.answer], len(recording.answer))
     for number, recording in enumerate(tqdm(said, desc="Answers", leave=False)):
-        model.text = [*recording.prompt, *recording.answer]
+        model.text = text_of(recording)
         wanted = Generation(Sampling(temperature=0.0), max_tokens=len(recording.answer))
         for way, (costs, drafting) in [*ways.items()][:: -1 if number % 2 else 1]:
             drafters = () if way == PLAIN else METHODS["hd"].drafters(databases[way])
