@@ -11,10 +11,9 @@ from bench.prompts import cut_prompt, read_prompts
 from engine.backends.base import Backend
 from engine.errors import SettingError
 from engine.hsd.family import Family
-from engine.hsd.measure import TOKENS, Profiler, lowest_databases
-from engine.hsd.planner import DATABASES
+from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
-from engine.methods import METHODS
+from engine.methods import METHODS, lowest
 from engine.models.loaders import name_of
 from engine.prompt import Chat
 from engine.settings import Sampling
@@ -61,7 +60,7 @@ def load_family(
         family.drafts,
         [cut_prompt(chat, text, room) for _, text in read_prompts(PROMPTS, 0)],
         replace(sampling, seed=sampling.seed + OTHER_SEED),
-        {DATABASES: lowest_databases(databases)},
+        lowest(databases, target.info),
         tokens,
     )
     return Family(target, family.drafts, profile_of(profiler))

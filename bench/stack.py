@@ -38,13 +38,13 @@ from bench.prompts import prepared, questions_of
 from bench.speed import gained, speed, times
 from engine.drafting.costs import measure_costs
 from engine.hsd.diagnosis import why
-from engine.hsd.planner import Plan, Recursion, best, candidates, latency, stack_of
+from engine.hsd.planner import SOURCES, Plan, Recursion, best, candidates, latency, stack_of
 from engine.hsd.profile import Outcome, Profile
-from engine.methods import Method, method_named
+from engine.methods import ALONE, Method, method_named
 from engine.settings import Drafting
 from engine.types import RULES, Rule
 
-HD, BOTH = "hd", "hd+hsd"
+BOTH = "hd+hsd"
 WORTH = 1.2
 """What a stack should be worth over the best single draft."""
 
@@ -57,12 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def rivals(profile: Profile, rule: Rule) -> dict[str, Plan]:
-    """The plans to measure, by the name of their method; without the databases under a model."""
+    """The plans with draft models, by the name of their method."""
     named = {}
     for spec, plan in candidates(profile, rule).items():
         if plan.levels:
             named[f"single:{spec}" if is_single(plan) else f"hsd:{spec}"] = plan
     return named
+
+
+def without_models(profile: Profile) -> dict[str, Plan]:
+    """The same for the databases, and for the target's head where it was profiled."""
+    plans = {ALONE[source]: Plan((), *has) for source, has in SOURCES.items() if source}
+    return {
+        name: plan
+        for name, plan in plans.items()
+        if profile.target.rounds(plan.databases, plan.head) is not None
+    }
 
 
 def is_single(plan: Plan) -> bool:
@@ -83,14 +93,15 @@ def run(options: argparse.Namespace) -> None:
         family = load_family(target, options, generation.sampling, stack)
         profile = family.profiled()
         plans = rivals(profile, rule)
-        names = ["plain", *plans, HD, BOTH]
+        alone = without_models(profile)
+        names = ["plain", *plans, *alone, BOTH]
         methods: dict[str, Method | Peer] = {name: method_named(name, drafting) for name in names}
         databases = open_databases(target, methods, options.statistics, stack)
         curve = measure_costs(target)
         results = measure(
             target, databases, methods, prompts, generation, options.repeats, curve, family, plans
         )
-    plans |= {"plain": Plan(), HD: Plan(databases=True)}
+    plans |= {"plain": Plan(), **alone}
     record = conditions(target, options) | {"bench": "stack", "rule": rule}
     record |= {"drafts": list(family.drafts), "prompts": len(prompts)}
     record |= figures(profile, plans, results, rule)

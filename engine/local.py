@@ -51,11 +51,11 @@ from engine.errors import (
     first_line,
 )
 from engine.hsd.family import Family
-from engine.hsd.measure import Profiler, lowest_databases
-from engine.hsd.planner import DATABASES
+from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
 from engine.loaded import NO_MODEL, Costs, Loaded, no_model
+from engine.methods import lowest
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
 from engine.prompt import Size, ends_in_thinking, no_room, splice
@@ -521,7 +521,7 @@ class Local:
                 self.drafts,
                 prompts_of(target, texts),
                 Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
-                {DATABASES: lowest_databases(own)},
+                lowest(own, target.info),
                 tokens,
                 stream.stopped.is_set,
             )

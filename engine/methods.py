@@ -12,7 +12,7 @@ longer suffixes and samples more continuations; the drafts are verified in one t
 "lookup" is prompt lookup with the library's own rules (engine/drafting/lookup.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,8 @@ from engine.drafting.lookup import LONGEST_COPY, LookupDrafter
 from engine.drafting.published import NODES
 from engine.errors import SettingError
 from engine.hsd.family import Family, Plans
-from engine.hsd.planner import Plan
+from engine.hsd.measure import Lowest, lowest_databases
+from engine.hsd.planner import DATABASES, HEAD, MERGED, Plan, Source
 from engine.sampling import COLDEST
 from engine.settings import Drafting, Sampling, shortened
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
@@ -122,6 +123,9 @@ class Method:
             return found
         plan = self.plan(family)
         assert family is not None
+        if plan.head and not plan.levels:
+            alone = METHODS[ALONE[plan.source]]
+            return alone.with_head(databases, sampling or Sampling(), known, cancelled, target)
         if plan.databases and not found:
             if not plan.levels:
                 return databases.hierarchy(TIERS, known)
@@ -181,6 +185,22 @@ class Method:
         plan = family.plan(self.stack, self.drafting.rule)
         family.check(plan)
         return plan
+
+
+def lowest(databases: Databases, target: BackendInfo) -> dict[Source, Lowest]:
+    """What may draft for a model where no draft model does: the databases, and the target's head
+    where it has one that drafts."""
+
+    def alone(source: Source) -> Lowest:
+        method = METHODS[ALONE[source]]
+
+        def drafters(model: Backend, sampling: Sampling) -> Sequence[Drafter]:
+            return method.drafters(databases.for_measuring(), None, sampling, target=model)
+
+        return Lowest(drafters)
+
+    found: dict[Source, Lowest] = {DATABASES: lowest_databases(databases)}
+    return found if no_head(target) else found | {name: alone(name) for name in (HEAD, MERGED)}
 
 
 def no_head(info: BackendInfo | None) -> str:
@@ -317,6 +337,8 @@ def fixed_head(depth: str) -> Method:
     )
 
 
+ALONE: dict[Source, str] = {DATABASES: "hd", HEAD: "head", MERGED: "hd+head"}
+"""The method of what drafts for a model where no draft model does."""
 PREFIXES: dict[str, Callable[[str], Method]] = {
     "hsd": stack,
     "hd+hsd": hierarchy_then_stack,

@@ -18,7 +18,7 @@ from engine.drafting.databases import Databases
 from engine.errors import Cancelled
 from engine.hsd.family import Family, Plans
 from engine.hsd.planner import Plan, Recursion, candidates
-from engine.methods import PLAIN, Method, method_named
+from engine.methods import ALONE, PLAIN, Method, method_named
 from engine.metrics import summarise
 from engine.runs import Verdict, keeps_text, run, verdict, warm_up
 from engine.settings import Drafting, Generation, Sampling
@@ -86,6 +86,8 @@ def entries(family: Plans[Any], drafting: Drafting, chosen: str) -> list[Entry]:
     alone = Plan(databases=True) if has_databases else None
     found.append(Entry("databases", method_named("hd", drafting), alone, gated=True))
     for text, plan in plans.items():
+        if plan.head and not plan.levels:
+            found.append(Entry(text, method_named(ALONE[plan.source], drafting), plan, gated=True))
         if plan.levels:
             found.append(Entry(text, method_named(f"hsd:{text}", drafting), plan))
     both = method_named("hd+hsd", drafting)

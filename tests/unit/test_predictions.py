@@ -25,6 +25,7 @@ from engine.hsd.measure import Lowest, Profiler, lowest_databases
 from engine.hsd.planner import (
     DATABASES,
     HEAD,
+    MERGED,
     SOURCES,
     Plan,
     Recursion,
@@ -36,7 +37,8 @@ from engine.hsd.planner import (
     stack_of,
 )
 from engine.hsd.profile import ENOUGH, LATEST, OFF, Outcome, Pair, Profile, Rounds
-from engine.methods import method_named
+from engine.hsd.trials import entries
+from engine.methods import lowest, method_named
 from engine.sampling import Floats, choose
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -232,6 +234,41 @@ def test_a_head_is_a_way_to_draft_like_the_databases(clock: Clock) -> None:
     assert Recursion(bad, "match").latency(Plan(head=True)) > bad.target.seconds(0)
     assert not best(bad, "match", [HEAD]).head
     assert best(good.profiled(), "match", [HEAD]) == Plan(head=True)
+
+
+def test_the_head_of_a_target_is_profiled_planned_and_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alone and in one tree with the databases, by the methods of a chat, in the same words."""
+    curve = CostCurve({0: 1e-3, 7: 1.1e-3, 31: 1.2e-3})
+    monkeypatch.setattr("engine.hsd.measure.measure_costs", lambda backend, seconds: curve)
+    target = ToyBackend(guesses=deviating(0.3))
+    drafts = {"mid": ToyBackend(name="mid", logits=LOGITS["mid"])}
+    databases, sampling = Databases(), Sampling(0.7, seed=3)
+    ways = lowest(databases, target.info)
+    assert [*ways] == [DATABASES, HEAD, MERGED] and [*lowest(databases, drafts["mid"].info)] == [
+        DATABASES
+    ]
+    work = Profiler(target, drafts, PROMPTS[:4], sampling, ways, 24)
+    assert [*work.run()][-1] == pytest.approx(1.0) and work.profile is not None
+    found = work.profile.target
+    assert found.head is not None and found.merged is not None
+    assert len(found.head.law) > 1 and work.profile.models[0].head is None
+    family = Family(target, drafts, work.profile)
+    wanted = Generation(sampling, 48)
+    texts, sources = set(), set()
+    for spec in ("plain", "head", "databases+head"):
+        method = method_named(f"hsd:{spec}")
+        assert str(method.plan(family)) == spec
+        target.close()
+        drafters = method.drafters(databases.for_measuring(), family, sampling, target=target)
+        events = decode(target, PROMPTS[0], drafters, wanted, method.drafting)
+        tokens = [token for step in events if isinstance(step, Step) for token in step.tokens]
+        texts.add(tuple(token.id for token in tokens))
+        sources |= {token.source for token in tokens}
+    assert len(texts) == 1 and HEAD in sources
+    titles = {entry.title: entry.method.name for entry in entries(family, Drafting(), "")}
+    assert titles["head"] == "head" and titles["databases+head"] == "hd+head"
 
 
 # The plan, against every other one
