@@ -82,7 +82,7 @@ def stored(session: Session, conversation: str) -> tuple[StoredMessage, Run]:
 def in_one(how: Preferences) -> tuple[StoredMessage, Run]:
     """What one run says that nothing interrupts."""
     with Database() as db:
-        session = Session(Local(backend=ToyBackend()), db)
+        session = Session(Local(backend=ToyBackend(guesses=deviating(0.5))), db)
         return stored(session, ask(session, how)[0])
 
 
