@@ -36,7 +36,7 @@ class Gguf(ModelFormat):
 
     kind = "llama.cpp"
     ending = ENDING
-    settings = ("gpu_layers", "batch_size", "flash_attention", "cache_type", "head")
+    settings = ("gpu_layers", "batch_size", "flash_attention", "cache_type")
     sized_on_hub = False
     always_sized = True
     float32_on_cpu = False
