@@ -634,3 +634,26 @@ def test_the_head_that_comes_along_is_often_right(embedded: TransformersBackend)
             emitted, forwards = emitted + len(tokens_of(steps)), forwards + len(steps)
             backend.close()
     assert emitted > FLOOR * forwards
+
+
+@pytest.mark.gguf
+def test_the_head_that_comes_along_guesses_the_same_in_both_formats(
+    embedded: TransformersBackend,
+) -> None:
+    other = load(str(EMBEDDED.with_suffix(".gguf")), Runtime(threads=1))
+    one, tokens = embedded.open(), ask(embedded, "What is a river?")
+    assert one.info.head is not None and other.info.head is not None
+    assert other.info.head.name == one.info.head.name
+    assert other.info.head.parameters == one.info.head.parameters
+    for backend in (one, other):
+        assert backend.head is not None
+        backend.head.listen(True)
+        backend.prefill(tokens, never)
+    assert one.head is not None and other.head is not None
+    left: Any = one.head.start(tokens, SAMPLINGS[0], never)
+    right: Any = other.head.start(tokens, SAMPLINGS[0], never)
+    for token in (310, 17, 900):
+        for name, chance in left.likeliest(5):
+            assert right.probability(name) == pytest.approx(chance, rel=0.05)
+        left, right = (each.extend([0], [token])[0] for each in (one.head, other.head))
+    one.close()
