@@ -161,6 +161,7 @@ def describe(
         context_length=context_length(model, runtime),
         can_tree=True,
         leaves=llama_cpp.llama_n_seq_max(context),
+        depth=llama_cpp.llama_n_rs_seq(context) or None,
         device="gpu" if offloads(runtime) else "cpu",
         dtype=weights_type(model),
         threads=threads_of(runtime),

@@ -279,6 +279,16 @@ def test_a_page_that_opens_shows_the_loaded_model(handlers: models.Handlers, sho
     assert shown[parts.place.stop]["visible"] and "being loaded" in shown[parts.place.status]
 
 
+def test_a_head_is_found_left_out_or_named(handlers: models.Handlers, shop: Shop) -> None:
+    """Whatever the kind of model: one control for all."""
+    control = handlers.parts.runtime["head"]
+    assert isinstance(control, gr.Dropdown) and control.allow_custom_value
+    assert [value for _, value in control.choices] == ["auto", "off"]
+    assert not any("head" in names for names in models.OF_KIND.values())
+    last(handlers.load(shop.source("one"), *values(head="/some/mtp-one.gguf")))
+    assert shop.runtimes[-1].head == "/some/mtp-one.gguf"
+
+
 def test_a_model_in_coarser_numbers_is_loaded_again_in_float32_by_one_click(
     handlers: models.Handlers, session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,13 +35,15 @@ OPEN = {
     "head": ("off",),
 }
 """What is offered for settings whose declaration leaves it open."""
+TYPED = ("head",)
+"""Settings for which a path may be typed as well."""
 RARE = ("batch_size", "flash_attention", "cache_type")
 """Settings that are rarely changed."""
-OF_KIND = {each.kind: tuple(n for n in each.settings if n not in RARE) for each in FORMATS}
+OF_ALL = ("context_length", "threads", "head")
+OF_KIND = {each.kind: tuple(n for n in each.settings if n not in RARE + OF_ALL) for each in FORMATS}
 """The settings that only one kind of model knows."""
 ADVANCED = {each.kind: tuple(n for n in each.settings if n in RARE) for each in FORMATS}
 """Those of them that are rarely changed."""
-OF_ALL = ("context_length", "threads", "head")
 
 
 @dataclass(slots=True)
@@ -131,7 +133,12 @@ def controls(
             with gr.Row(elem_classes="pair"):
                 for name in names[start : start + 2]:
                     value = getattr(runtime, name)
-                    made[name] = control(Runtime, name, value, choices(name, value))
+                    offered = choices(name, value)
+                    made[name] = (
+                        typed(name, offered)
+                        if name in TYPED
+                        else control(Runtime, name, value, offered)
+                    )
 
     pairs(OF_ALL)
     for kind, names in OF_KIND.items():
@@ -141,6 +148,14 @@ def controls(
                 with gr.Accordion("Advanced", open=False, elem_id="models-advanced"):
                     pairs(ADVANCED[kind])
     return {item.name: made[item.name] for item in fields(Runtime)}, groups
+
+
+def typed(name: str, offered: Sequence[str]) -> gr.Dropdown:
+    """A setting to choose or to type."""
+    meta = next(item.metadata for item in fields(Runtime) if item.name == name)
+    return gr.Dropdown(
+        list(offered), value=AUTO, label=meta["label"], info=meta["help"], allow_custom_value=True
+    )
 
 
 def choices(name: str, value: object, usable: Sequence[str] | None = None) -> list[str]:

@@ -1,0 +1,50 @@
+"""What the header of a GGUF file tells, against what the library finds when it opens it."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.models.formats import format_of
+from engine.models.outlook import Outlook, of_gguf
+from engine.settings import Runtime
+from tests.support.head_files import assistant_gguf, gemma4_gguf, qwen35_gguf
+from tests.support.tiny_gguf import ARCHITECTURES, tiny
+
+pytestmark = pytest.mark.gguf
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_chains_are_told_of_models_that_cannot_branch(tmp_path: Path, architecture: str) -> None:
+    import llama_cpp
+
+    from engine.models.gguf import branches, opened
+
+    path = tiny(tmp_path, architecture)
+    model, context = opened(path, Runtime(), fast=False, weights=False)
+    outlook = of_gguf(path)
+    assert outlook is not None and outlook.chains is not branches(model)
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+
+
+def test_heads_in_a_file_and_beside_it_are_told(tmp_path: Path) -> None:
+    inside = format_of("a.gguf").need(str(qwen35_gguf(tmp_path)), Runtime()).outlook
+    assert inside == Outlook(chains=True, head="MTP, in its file")
+    assistant_gguf(tmp_path)
+    beside = format_of("a.gguf").need(str(gemma4_gguf(tmp_path)), Runtime()).outlook
+    assert beside == Outlook(head="in mtp-gemma.gguf, beside it")
+
+
+def test_a_loaded_model_says_how_deep_its_chains_are(tmp_path: Path) -> None:
+    from engine.models.loaders import load
+
+    info = load(str(qwen35_gguf(tmp_path)), Runtime(context_length=256)).info
+    assert info.leaves == 1 and info.depth and info.head is not None
+
+
+def test_the_catalogue_counts_the_states_that_loading_keeps() -> None:
+    from app.service.catalogue import STATES
+    from engine.backends.marks import MOST
+    from engine.models.probe import SNAPSHOTS
+
+    assert STATES == 1 + SNAPSHOTS + MOST
