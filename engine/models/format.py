@@ -99,3 +99,12 @@ def looks_like_path(source: str) -> bool:
         or source.startswith((".", "~"))
         or (source.count("/") > 1)
     )
+
+
+def head_folder(source: str, wanted: str) -> Path | None:
+    """Where the head of a transformers model is: "auto" is the one in its folder, if any, "off"
+    none, any other text the path of a head's folder."""
+    if wanted != "auto":
+        return None if wanted == "off" else Path(wanted).expanduser()
+    folder = Path(source).expanduser() / HEAD
+    return folder if looks_like_path(source) and folder.is_dir() else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine.backends.base import Backend
 from engine.errors import ModelError
 from engine.models import memory
-from engine.models.format import HEAD, ModelFormat, looks_like_path
+from engine.models.format import HEAD, ModelFormat, head_folder, looks_like_path
 from engine.models.gguf_files import ENDING, listed
 from engine.models.memory import Need, weight_files
 from engine.settings import Runtime
@@ -134,7 +134,8 @@ class Transformers(ModelFormat):
 
     def need(self, source: str, runtime: Runtime) -> Need:
         device = self.device(runtime)
-        return memory.memory_need(source, device, runtime.dtype, runtime.context_length)
+        head = head_folder(source, runtime.head)
+        return memory.memory_need(source, device, runtime.dtype, runtime.context_length, head)
 
     def device(self, runtime: Runtime) -> str:
         from engine.models.load_transformers import pick_device

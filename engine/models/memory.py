@@ -48,11 +48,14 @@ Tensor = tuple[str, int]
 """The kind of a tensor's numbers, as weight files name it, and how many there are."""
 
 
-def memory_need(source: str, device: str, dtype: str, context_length: int) -> Need:
+def memory_need(
+    source: str, device: str, dtype: str, context_length: int, head: Path | None = None
+) -> Need:
     """The need of a model in a folder or in the hub's cache, in the `dtype` it would be loaded in.
 
-    `dtype` is as for `load_transformers`, where `pick_dtype` says what "auto" is. Raises ModelError
-    for what is no model, or is not on this machine yet.
+    `dtype` is as for `load_transformers`, where `pick_dtype` says what "auto" is. `head` is the
+    folder of the head that is loaded with it. Raises ModelError for what is no model, or is not on
+    this machine yet.
     """
     folder = folder_of(source)
     config = config_of(source, folder)
@@ -68,6 +71,9 @@ def memory_need(source: str, device: str, dtype: str, context_length: int) -> Ne
         weights += count * SIZES.get(kind if kind and floating else stored, 1)
     number = SIZES[kind] if kind else SIZES["BF16"]
     cache = cache_numbers(source, config, context_length) * number + states(source, config)
+    if head is not None:
+        numbers, row = head_numbers(head)
+        weights, cache = weights + numbers * number, cache + row * context_length * number
     return Need(parameters, weights, cache, of_config(config, folder))
 
 
@@ -157,6 +163,25 @@ def hub_files(source: str, folder: Path) -> list[Any]:
     except Exception as error:
         # As above: whatever the hub's client raises, the weights cannot be had.
         raise unreadable(source, f"the hub gives no weights ({first_line(error)})") from error
+
+
+def head_numbers(folder: Path) -> tuple[int, int]:
+    """The numbers in the weights of a head, and those that it keeps per token: a hidden state, a
+    key and a value. None where it cannot be read: it is left out then."""
+    from huggingface_hub import parse_local_safetensors_file_metadata
+
+    numbers = row = 0
+    for path in folder.glob("*.safetensors"):
+        try:
+            tensors = parse_local_safetensors_file_metadata(path).tensors
+        except Exception:
+            # What a damaged header makes the library raise depends on the damage.
+            return 0, 0
+        for name, tensor in tensors.items():
+            numbers += prod(tensor.shape)
+            if name.endswith(("k_proj.weight", "v_proj.weight", "fc.weight")):
+                row += tensor.shape[0]
+    return numbers, row
 
 
 def weight_files(source: str, folder: Path) -> Sequence[Path]:

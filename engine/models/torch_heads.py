@@ -15,7 +15,7 @@ from engine.heads.base import HeadInfo
 from engine.heads.eagle3 import taps_of
 from engine.heads.eagle3_files import Target, read_head
 from engine.heads.eagle3_head import DEPTH, Eagle3Head, Eagle3Weights
-from engine.models.format import HEAD, looks_like_path
+from engine.models.format import head_folder
 
 NAME = "EAGLE-3"
 EDGE = 1 << 16
@@ -23,10 +23,10 @@ EDGE = 1 << 16
 
 
 def with_head(backend: TransformersBackend, source: str, wanted: str) -> None:
-    """Give a loaded model its head: "auto" is the one in its folder, if any, "off" none, any other
-    text the path of a head's folder. Raises ModelError for a given one that cannot be used."""
-    folder = Path(source) / HEAD if wanted == "auto" else Path(wanted).expanduser()
-    if wanted == "off" or (wanted == "auto" and not (looks_like_path(source) and folder.is_dir())):
+    """Give a loaded model its head, as `head_folder` finds it. Raises ModelError for a given one
+    that cannot be used."""
+    folder = head_folder(source, wanted)
+    if folder is None:
         return
     try:
         weights = weights_of(backend, folder, weights_digest(source))

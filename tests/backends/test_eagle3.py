@@ -17,7 +17,7 @@ from engine.decode import decode, never
 from engine.drafting.budget import Budget
 from engine.errors import ModelError
 from engine.heads.eagle3_head import CHUNK
-from engine.models.loaders import load, scan
+from engine.models.loaders import load, need, scan
 from engine.models.torch_heads import weights_of
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Runtime, Sampling
@@ -608,6 +608,11 @@ def test_a_head_is_found_in_the_folder_of_its_model(tmp_path: Path) -> None:
     assert (info.name, info.depth, info.branches, info.drafts) == ("EAGLE-3", 8, True, True)
     assert info.parameters == sum(each.numel() for each in tensors.values())
     assert info.memory_bytes == 4 * info.parameters and info.fingerprint
+    alone, both = (need(str(model), Runtime(head=wanted)) for wanted in ("off", "auto"))
+    assert both.weights - alone.weights == 4 * info.parameters
+    # A hidden state, a key and a value of each token.
+    assert both.cache - alone.cache == 4 * 8192 * (HIDDEN + 2 * KV_HEADS * SIZE)
+    assert need(str(model), Runtime(head=str(head))) == both
     for wanted in ("off", str(head)):
         other = load(str(model), Runtime(dtype="float32", head=wanted))
         assert other.info.head == (None if wanted == "off" else info)
