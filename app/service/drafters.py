@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.backends.base import BackendInfo
+from engine.drafting.costs import LARGEST
 
 NO_HEAD = "none came with this model"
 NO_MODELS = "none loaded; the Stack tab has those that fit"
@@ -43,10 +44,10 @@ def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ..
 
 def shape(info: BackendInfo) -> str:
     """In which form drafts are verified: trees where several guesses of a token can be, else
-    chains."""
+    chains. As many branches as the largest tree has nodes are no bound."""
     form = "chains" if info.leaves == 1 else "trees"
     bounds = [
-        f"{info.leaves} branches" if info.leaves and info.leaves > 1 else "",
+        f"{info.leaves} branches" if info.leaves and 1 < info.leaves < LARGEST else "",
         tokens(info.depth) if info.depth else "",
     ]
     bound = " and ".join(filter(None, bounds))

@@ -22,6 +22,7 @@ def info(**changes: object) -> BackendInfo:
     [
         (None, None, "trees"),
         (8, None, "trees of up to 8 branches"),
+        (128, None, "trees"),
         (8, 5, "trees of up to 8 branches and 5 tokens"),
         (1, None, "chains"),
         (1, 8, "chains of up to 8 tokens"),
