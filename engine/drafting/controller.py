@@ -303,8 +303,9 @@ class PlainTime:
     """What plain decoding would take at the load of this moment, from what a step took.
 
     The cost curve says how a plain forward compares with the one that was made: load slows both
-    alike. Without a curve, the plain steps of the run are used. Tokens are sampled one by one in
-    either case.
+    alike. A plain one takes at most as long, whatever a curve says that was measured on a busy
+    machine: nothing is shown as gained that was not. Without a curve, the plain steps of the run
+    are used. Tokens are sampled one by one in either case.
     """
 
     def __init__(self, costs: CostCurve | None) -> None:
@@ -322,7 +323,7 @@ class PlainTime:
             return verify + sample + other
         forward = self.forward
         if self.costs is not None:
-            forward = verify * self.costs.seconds(0) / self.costs.seconds(nodes)
+            forward = verify * min(1.0, self.costs.seconds(0) / self.costs.seconds(nodes))
         if forward is None:
             return None
         # What follows a plain forward moves no rows of the cache.
