@@ -85,6 +85,12 @@ class Deeds:
         self.count = 0
 
 
+def named(made: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that was made of a handler, under its name where it has one."""
+    made.__qualname__ = getattr(handler, "__qualname__", made.__qualname__)
+    return made
+
+
 def counted(handler: Callable[..., Any]) -> Callable[..., Any]:
     """A handler of what the user does. Its first input is the page's Deeds."""
     if isgeneratorfunction(handler):
@@ -93,13 +99,13 @@ def counted(handler: Callable[..., Any]) -> Callable[..., Any]:
             deeds.count += 1
             yield from handler(*values)
 
-        return doing
+        return named(doing, handler)
 
     def done(deeds: Deeds, *values: object) -> Any:
         deeds.count += 1
         return handler(*values)
 
-    return done
+    return named(done, handler)
 
 
 def unless_done(handler: Callable[..., Updates]) -> Callable[..., Updates]:
@@ -110,7 +116,7 @@ def unless_done(handler: Callable[..., Updates]) -> Callable[..., Updates]:
         shown = handler(*values)
         return shown if deeds.count == before else dict.fromkeys(shown, gr.skip())
 
-    return looking
+    return named(looking, handler)
 
 
 def pass_on(session: Session, owner: str) -> None:

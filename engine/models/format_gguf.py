@@ -132,9 +132,9 @@ class Gguf(ModelFormat):
                 f"What {source!r} will need is known once it is here. Download it in the Models "
                 "tab, or start with it as --model."
             )
-        file = Path(path)
+        found, file = need(path, runtime), Path(path).expanduser()
         names = [each.name for each in file.parent.iterdir()]
-        return replace(need(path, runtime), outlook=of_gguf(file, heads_for(file.name, names)))
+        return replace(found, outlook=of_gguf(file, heads_for(file.name, names)))
 
     def device(self, runtime: Runtime) -> str:
         from engine.models.load_llamacpp import device

@@ -270,6 +270,7 @@ def test_every_place_that_opens_weights_asks_which_path_to_take() -> None:
         "bench/replay.py",
         "engine/backends/fast_path_trial.py",
         "engine/models/gguf.py",
+        "engine/models/gguf_heads.py",
     ]
     assert all("vocab_only=True" in call for call in places["bench/replay.py"]), "no weights"
     assert [call.startswith("Llama(file.fast,") for call in places["bench/llama_peers.py"]] == [
