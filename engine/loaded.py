@@ -5,12 +5,14 @@ model beside the costs of another.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import time
 from typing import NamedTuple, NoReturn
 
 from engine.backends.base import Backend, BackendInfo
 from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.head_trial import too_dear
 from engine.drafting.memory import DraftingMemory
 from engine.errors import ModelError
 from engine.heads.base import Head
@@ -119,6 +121,16 @@ class Loaded:
                 "If answers fail too, lower Most drafted tokens in Settings, under Advanced."
             ) from error
         self.measured = time()
+
+    def weigh_head(self) -> None:
+        """Find out whether the head can pay on this machine; a head that fails is told of by the
+        answer that asks it."""
+        head, info = self.backend.head, self.backend.info
+        if head is None or info.head is None or not info.head.drafts or self.curve is None:
+            return
+        with suppress(Exception):
+            found = too_dear(self.backend, head, self.curve)
+            self.backend.info = replace(info, head=replace(info.head, too_dear=found))
 
     @property
     def costs(self) -> Costs:

@@ -441,6 +441,7 @@ class Local:
                     self.time_forwards(loaded, stream)
                 except ModelError as error:
                     report(str(error))
+            loaded.weigh_head()
             if loaded.curve is not None:
                 stream.put(CostsMeasured(backend.info, loaded.costs))
         loaded.measure_plain()

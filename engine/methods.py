@@ -141,7 +141,9 @@ class Method:
 
     def asks(self, info: BackendInfo | None) -> bool:
         """Whether it asks the head of a model."""
-        return self.head is not None and not (self.head == WHERE_THERE and no_head(info))
+        if self.head != WHERE_THERE:
+            return self.head is not None
+        return not no_head(info) and not (info and info.head and info.head.too_dear)
 
     def missing(self, info: BackendInfo | None) -> str:
         """Why it cannot be used with a model, as far as its head is concerned; "" where it can."""

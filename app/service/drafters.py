@@ -36,7 +36,8 @@ def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ..
         found = ("", plain), ("", plain if head else NO_HEAD), ("", plain)
     else:
         deep = f"{head.name}, up to {tokens(head.depth)} ahead, as far as it pays" if head else ""
-        told = (deep, "") if head and head.drafts else ("", head.note if head else NO_HEAD)
+        why = NO_HEAD if head is None else head.note or head.too_dear
+        told = ("", why) if why else (deep, "")
         found = (shape(info), ""), told, (named, "" if named else NO_MODELS)
     kinds = "databases", "head", "draft models"
     return tuple(Drafter(name, *each) for name, each in zip(kinds, found, strict=True))

@@ -11,14 +11,14 @@ from app.service.models import Candidate, Progress
 from app.web.stack_html import Facts, facts, fine, line, millions
 from assets import ASSETS
 from engine.backends.base import BackendInfo
-from engine.drafting.ceiling import ceiling
+from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
 from engine.models.memory import Need
 from engine.models.outlook import Outlook
 
 FLOAT32, GGUF = "float32", "llama.cpp"
-TOLD, LIKELY = (3, 7, 15), 0.8
-"""Drafted tokens, and a share of accepted ones, by which costs are told."""
+TOLD = 3, 7, 15
+"""Drafted tokens by which costs are told."""
 QUANTIZED, CHEAP = ("Q", "IQ"), ("Q4_0", "IQ4_NL")
 """How types of few bits are called, and which of them verify fast on processors: measured in
 docs/benchmarks.md."""

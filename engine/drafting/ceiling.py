@@ -8,6 +8,9 @@ of the two over all n is the ceiling. Drafting itself counts as free here.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+LIKELY = 0.8
+"""A share of accepted drafts that few texts reach."""
+
 
 class Ceiling(NamedTuple):
     """The largest speedup, and the drafted nodes that give it; 1 and none where drafts lose."""

@@ -26,7 +26,9 @@ class HeadInfo:
     `branches` says whether several nodes of one level may be extended in a call; if not, it guesses
     along one chain. `memory_bytes` are those of its weights beyond the model's, without its cache.
     `note` says why it does not draft, where it does not: such a head is told, never asked.
-    `fingerprint` names its weights: what was learned of one head says nothing of another.
+    `too_dear` says why it cannot pay on this machine, where that was found: the usual method leaves
+    it alone then. `fingerprint` names its weights: what was learned of one head says nothing of
+    another.
     """
 
     name: str
@@ -36,6 +38,7 @@ class HeadInfo:
     memory_bytes: int = 0
     note: str = ""
     fingerprint: str = ""
+    too_dear: str = ""
 
     @property
     def drafts(self) -> bool:
