@@ -16,12 +16,12 @@ from engine.drafting.head_trial import too_dear
 from engine.drafting.memory import DraftingMemory
 from engine.errors import ModelError
 from engine.heads.base import Head
-from engine.methods import Method
+from engine.methods import WHERE_THERE, Method
 from engine.prompt import Chat
 from engine.runs import UNMEASURED, PlainSpeed, plain_speed
 from engine.sequences import Sequences
 from engine.settings import Runtime
-from engine.types import Message
+from engine.types import HEAD, Message
 
 NO_MODEL_INFO = BackendInfo(
     name="no model",
@@ -131,6 +131,18 @@ class Loaded:
         with suppress(Exception):
             found = too_dear(self.backend, head, self.curve)
             self.backend.info = replace(info, head=replace(info.head, too_dear=found))
+
+    def suited(self, method: Method) -> Method:
+        """The usual method without the head while that backs off: to listen costs a little in each
+        step, and so does looking for what a guess could bring."""
+        resting = self.curve is not None and self.curve.gate.gains[HEAD].backoff > 0
+        return replace(method, head=None) if method.head == WHERE_THERE and resting else method
+
+    def rested(self, steps: int) -> None:
+        """The head was left out of so many steps."""
+        if self.curve is not None:
+            gain = self.curve.gate.gains[HEAD]
+            gain.backoff = max(0, gain.backoff - steps)
 
     @property
     def costs(self) -> Costs:

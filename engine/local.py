@@ -232,12 +232,16 @@ class Local:
             yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, told, thinks)
             how = method.drafting, cancelled, curve, text, request.likeliest
             events = decode(target, known, drafters, generation, *how)
+            steps, rests = 0, loaded.suited(method) is not method
             try:
                 for event in events:
                     if isinstance(event, Step):
+                        steps += 1
                         conversation.tokens += [token.id for token in event.tokens]
                     yield event
             finally:
+                if rests:
+                    loaded.rested(steps)
                 if len(conversation.tokens) > len(known):
                     self.emit(Calibrated(tuple(past.calibration.rows())))
                     if curve is not None:
@@ -382,7 +386,8 @@ class Local:
         """
         family = self.family(request.profile, target, drafts)
         sampling, cancelled = request.generation.sampling, stream.stopped.is_set
-        found = request.method.drafters(databases, family, sampling, cancelled, target)
+        method = self.loaded.suited(request.method)
+        found = method.drafters(databases, family, sampling, cancelled, target)
         return [Guarded(each, lambda text: stream.put(Notice(text))) for each in found]
 
     def family(

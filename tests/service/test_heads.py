@@ -18,7 +18,7 @@ from storage.conversations import Conversations
 from storage.database import Database
 from storage.traces import Traces
 from tests.service.test_session import run
-from tests.support.inside import OWNER, past_answers
+from tests.support.inside import OWNER, local, past_answers
 
 
 def session_with(db: Database, toy: ToyBackend) -> Session:
@@ -92,3 +92,23 @@ def test_a_method_that_needs_a_head_is_refused_with_the_reason(db: Database) -> 
 )
 def test_drafts_of_auto_are_those_that_were_chosen(given: str, found: tuple[str, ...]) -> None:
     assert parse(["--drafts", given]).drafts == found
+
+
+def test_a_head_that_backs_off_is_left_out_of_whole_answers(session: Session) -> None:
+    """It costs a little to listen, and to look for what a guess could bring."""
+    loaded = local(session).loaded
+    loaded.measure_costs()
+    assert loaded.curve is not None
+    gain = loaded.curve.gate.gains[HEAD]
+    gain.backoff = 10_000
+    asked = session.chat.say(OWNER, None, "hello there")
+    update = run(session.answering.answer(OWNER, asked, preferences("auto")))
+    assert update.metrics is not None and HEAD not in update.metrics.proposed
+    assert gain.backoff == 10_000 - update.metrics.forwards
+    again = session.chat.say(OWNER, None, "hello there")
+    wanted = run(session.answering.answer(OWNER, again, preferences("hd+head")))
+    assert wanted.text == update.text and gain.backoff < 10_000 - update.metrics.forwards
+    gain.backoff = 1
+    last = session.chat.say(OWNER, None, "hello there")
+    run(session.answering.answer(OWNER, last, preferences("auto")))
+    assert gain.backoff == 0 and loaded.suited(METHODS["auto"]) is METHODS["auto"]
