@@ -223,7 +223,7 @@ def no_head(info: BackendInfo | None) -> str:
 PLAIN = Method("plain", "Plain decoding", Drafting(tiers=(), nodes=0), settable=False)
 USUAL = Method(
     "auto",
-    "Automatic: databases, and the built-in head where there is one",
+    "Automatic: databases and built-in head",
     Drafting(),
     head=WHERE_THERE,
     tiers_settable=True,
