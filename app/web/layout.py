@@ -142,14 +142,15 @@ def header(session: Session, notices: Sequence[str]) -> str:
     if loading:
         share = f" {100 * loading.share:.0f} %" if loading.share is not None else ""
         facts.append(loading.words + share)
-    notes = [line(info, list(session.stacks.drafts))] if models.there else []
-    notes += [info.note] if info.note and (models.there or not loading) else []
+    drafted = line(info, list(session.stacks.drafts)) if models.there else ""
+    notes = [info.note] if info.note and (models.there or not loading) else []
     if models.demonstration:
         where = "" if session.guests else " Load your own in the Models tab."
         notes.append(
             "This small demonstration model writes fluent English but knows almost nothing." + where
         )
-    lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    lines = f'<p class="note drafted">{escape(drafted)}</p>' if drafted else ""
+    lines += "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     said = [*notices, *models.notices]
     if models.problem and not models.there:
         said.append(models.problem)

@@ -9,6 +9,7 @@ function place({ conversation, editing, text, files: theirs }) {
   const first = !begun;
   const made = moved && born;
   here.conversation = conversation;
+  document.documentElement.dataset.conversation = conversation || "";
   here.editing = editing;
   if (made) {
     saveDraft(null, "");

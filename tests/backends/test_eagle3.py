@@ -1,30 +1,32 @@
 """EAGLE-3 heads on transformers: the network computes what its definition says, every format gives
 the same head, a head that does not fit is told, and answers stay what they were."""
 
+from __future__ import annotations
+
 import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from engine.backends.transformers import TransformersBackend
 from engine.decode import decode, never
 from engine.drafting.budget import Budget
 from engine.errors import ModelError
-from engine.heads.eagle3_head import CHUNK
 from engine.models.loaders import load, need, scan
-from engine.models.torch_heads import weights_of
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.tree import Tree
 from engine.types import Message, Step, Work
 from tests.conftest import EMBEDDED
 from tests.support.lossless import assert_lossless, events_of, tokens_of
+
+if TYPE_CHECKING:
+    from engine.backends.transformers import TransformersBackend
 
 pytestmark = pytest.mark.model
 
@@ -117,6 +119,8 @@ def of_speculators(tensors: Tensors) -> Tensors:
 
 
 def loaded(head: Path | str) -> TransformersBackend:
+    from engine.backends.transformers import TransformersBackend
+
     runtime = Runtime(dtype="float32", threads=1, head=str(head))
     backend = load(str(EMBEDDED), runtime)
     assert isinstance(backend, TransformersBackend)
@@ -395,6 +399,8 @@ def test_a_head_knows_what_was_decided_and_nothing_else(random_head: Transformer
 def test_long_prompts_are_read_in_parts_and_stopped_between_them(
     random_head: TransformersBackend,
 ) -> None:
+    from engine.heads.eagle3_head import CHUNK
+
     backend = random_head.open()
     head = backend.head
     assert head is not None
@@ -558,6 +564,8 @@ WRONG: dict[str, tuple[Change, str]] = {
 def test_a_head_that_does_not_fit_is_told(
     wrong: str, embedded: TransformersBackend, tmp_path: Path
 ) -> None:
+    from engine.models.torch_heads import weights_of
+
     change, words = WRONG[wrong]
     config, tensors = flat("LlamaForCausalLMEagle3"), numbers(1, known=KNOWN)
     change(config, tensors)
@@ -569,6 +577,8 @@ def test_a_head_that_does_not_fit_is_told(
 
 
 def test_files_that_are_no_head_are_told(embedded: TransformersBackend, tmp_path: Path) -> None:
+    from engine.models.torch_heads import weights_of
+
     config = speculators()
     del config["norm_before_residual"]
     folder = written(tmp_path / "a", config, of_speculators(numbers(1)))

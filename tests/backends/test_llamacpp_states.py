@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from engine.backends.base import Filled
-from engine.backends.marks import MOST, Marks
 from engine.decode import decode, never
 from engine.drafting.costs import measure_costs
 from engine.drafting.databases import Databases
@@ -261,6 +260,8 @@ def test_conversations_take_turns(model: Any) -> None:
 @every(BOTH)
 def test_without_marks_a_text_is_read_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for them may be missing: then it takes longer, and says the same."""
+    from engine.backends.marks import Marks
+
     wanted, prompt = generation(0.7, 4, 24), prompt_of(300)
     plain = events_of(model, prompt, wanted)
     model.reset()
@@ -335,6 +336,7 @@ def test_too_much_unread_is_read_by_a_plain_step(models: Callable[[str], Any]) -
 def test_memory_is_told_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state is large beside these weights: with fewer snapshots less is needed, by whole states.
     The marks are counted as well."""
+    from engine.backends.marks import MOST
     from engine.models.probe import found
     from engine.settings import Runtime
 

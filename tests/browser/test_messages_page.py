@@ -167,8 +167,13 @@ def test_a_branch_is_a_conversation_of_its_own(page: Page) -> None:
     before = listed.count()
     first = page.locator("#tokens .message", has=page.locator(".turn.answered")).first
     first.hover()
+    trunk = page.evaluate("document.documentElement.dataset.conversation")
     first.get_by_role("button", name="Branch").click()
     expect(listed).to_have_count(before + 1)
+    # The composer is told in its turn: what is written before that belongs to the trunk.
+    page.wait_for_function(
+        "old => document.documentElement.dataset.conversation !== old", arg=trunk
+    )
     expect(page.locator("#tokens .turn")).to_have_count(2)
     expect(page.locator("#conversations .current .title")).to_contain_text("The trunk of it")
     send(page, "Another way")

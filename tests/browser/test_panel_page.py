@@ -51,7 +51,7 @@ def test_an_empty_panel_has_dashes(page: Page) -> None:
     assert figure(page, "Speed") == "– | tokens per second"
     assert figure(page, "Speedup") == "– | of the whole answer"
     assert figure(page, "First token") == "– | in the model"
-    names = ("This chat", "Past answers", "General text", "The model itself")
+    names = ("This chat", "Past answers", "General text", "Built-in head", "The model itself")
     assert cells(page) == [f"{name} | – | – | –" for name in names]
     expect(page.locator("#figures .levels")).to_be_hidden()
     expect(page.locator("#figures .ended")).to_be_hidden()
@@ -67,11 +67,11 @@ def test_figures_change_in_their_places_and_the_ribbon_grows(page: Page) -> None
     assert figure(page, "Tokens per step") == "2.00 | plain decoding: 1.00"
     assert figure(page, "First token") == "44 ms | in the model"
     assert cells(page)[0] == "This chat | 17 % | 10 / 80 13 % | 123 µs"
-    assert cells(page)[3] == "The model itself | 50 % |  | "
+    assert cells(page)[3:5] == ["Built-in head | 0 % | – | –", "The model itself | 50 % |  | "]
     assert columns(page)[:3] == ["step 1: 1 token", "step 2: 2 tokens", "step 3: 3 tokens"]
     widths = page.locator("#figures .shares i").evaluate_all("all => all.map(n => n.clientWidth)")
     assert sum(widths) == pytest.approx(page.locator("#figures .shares").bounding_box()["width"], 1)
-    assert widths[0] == widths[1] == widths[2] == pytest.approx(widths[3] / 3, 2)
+    assert widths[0] == widths[1] == widths[2] == pytest.approx(widths[4] / 3, 2)
     mark = "all => all.forEach(node => { node.mine = true; })"
     places = page.locator("#figures :not(.ribbon b)")
     places.evaluate_all(mark)
@@ -102,7 +102,7 @@ def test_names_of_draft_models_are_text_and_have_a_row_each(page: Page) -> None:
     one = Step(0, said, {small: 3, evil: 2}, {small: 1, evil: 1}, look_ups={small: 0.004})
     step = replace(one, levels={small: (5, 0, 0), evil: (2, 8, 6)}, verify_seconds=0.01)
     fire(page, told(RUN[:2]), told([step]))
-    assert cells(page)[4:] == [
+    assert cells(page)[5:] == [
         f"Draft {EVIL} | 33 % | 1 / 2 50 % | –",
         "Draft small | 33 % | 1 / 3 33 % | 4.0 ms",
     ]
@@ -114,12 +114,12 @@ def test_names_of_draft_models_are_text_and_have_a_row_each(page: Page) -> None:
     page.locator("#figures tr").evaluate_all("all => all.forEach(row => { row.mine = true; })")
     fire(page, told([step, replace(step, index=1)], 1))
     assert page.locator("#figures tr").evaluate_all("all => all.every(row => row.mine)")
-    colours = page.locator("#figures .shares i:nth-child(n + 5)").evaluate_all(
+    colours = page.locator("#figures .shares i:nth-child(n + 6)").evaluate_all(
         "all => all.map(node => getComputedStyle(node).backgroundColor)"
     )
     assert len(set(colours)) == 2 and len(columns(page)) == 2
     fire(page, told(RUN[:2]))
-    assert len(cells(page)) == 4 and cells(page, "levels") == []
+    assert len(cells(page)) == 5 and cells(page, "levels") == []
     expect(page.locator("#figures .levels")).to_be_hidden()
 
 

@@ -550,6 +550,15 @@ def test_an_owner_has_so_many_waiting_answers_and_no_more(slow: Engine) -> None:
     first, _ = begun(slow, owner="a")
     slow.check_turn("a")
     waiting = [slow.generate(asking(owner="a")) for _ in range(EACH)]
+
+    def full() -> bool:
+        try:
+            slow.check_turn("a")
+        except Busy:
+            return True
+        return False
+
+    assert soon(full), "they are on their way to it"
     for refused in (lambda: slow.check_turn("a"), lambda: run(slow, asking(owner="a"))):
         with pytest.raises(Busy, match="of your requests wait"):
             refused()

@@ -5,12 +5,11 @@ import pytest
 from app.arguments import parse
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web.tabs.settings import methods, usable
 from engine.backends.toy import ToyBackend, deviating
 from engine.drafting.calibration import WITH_HEAD
 from engine.errors import SettingError
 from engine.local import Local
-from engine.methods import METHODS, offered
+from engine.methods import METHODS
 from engine.metrics import summarise
 from engine.settings import Generation, Sampling
 from engine.types import HEAD
@@ -67,17 +66,6 @@ def test_what_is_learned_beside_a_head_is_stored_for_the_owner(session: Session)
     run(session.answering.answer(OWNER, asked, preferences()))
     rows = past_answers(session).calibration.rows()
     assert any(row.tier == WITH_HEAD + HEAD for row in rows)
-
-
-def test_methods_with_a_head_are_offered_where_there_is_one(db: Database) -> None:
-    needing = {"head", "hd+head"}
-    with_head = ToyBackend(guesses=deviating(0.5))
-    for toy, there in ((with_head, needing), (ToyBackend(), set[str]())):
-        session = session_with(db, toy)
-        names = {name for _, name in methods(session)}
-        assert names & needing == there and {"auto", "hd", "plain"} <= names
-        assert {method.name for method in offered(toy.info)} & needing == there
-        assert usable(session, "head@2") == usable(session, "hd+head") == bool(there)
 
 
 def test_a_method_that_needs_a_head_is_refused_with_the_reason(db: Database) -> None:
