@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from app.web.colors import GRID, INK, INKS, PLAIN, STAGES, ink, others
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
-from engine.types import NO_RUN, TARGET, Run
+from engine.types import HEAD, NO_RUN, TARGET, Run
 from storage.digests import NOTHING, Digest, digest
 from storage.traces import Mark
 
@@ -334,9 +334,16 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
     """The learned trust in each database, by the number of tokens that matched.
 
     A point is the mean over all strengths of such a match, weighted by how often each was met.
+    Beside a head, matches are judged apart: what was met more often counts. A head itself matches
+    no tokens.
     """
     figure = framed("How much a match is trusted", "tokens matched", "% trusted", True)
-    for tier, lengths in calibration.weights.items():
+    beside = calibration.headed or calibration
+    for tier, own in calibration.weights.items():
+        if tier == HEAD:
+            continue
+        pairs = zip(own, beside.weights[tier], strict=True)
+        lengths = [max(pair, key=lambda t: sum(t.reached)) for pair in pairs]
         met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
         shown = [length for length in met if met[length] >= 1]
         look = ink(tier)

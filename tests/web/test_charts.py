@@ -9,7 +9,7 @@ from app.service.comparison import Progress
 from app.web import charts
 from app.web.colors import INK, INKS, PLAIN
 from app.web.tabs import compare
-from engine.drafting.calibration import Calibration
+from engine.drafting.calibration import WITH_HEAD, Calibration
 from engine.drafting.costs import LARGEST, CostCurve
 from engine.types import TARGET, CalibrationRow, Run, Step, Token
 from storage.database import Database
@@ -208,6 +208,18 @@ def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
     assert context.y[0] == pytest.approx(100 * (3 * values[0] + values[7]) / 4, abs=0.01)
     assert 10 < context.y[0] < 60 and context.customdata[0] == 400
     assert lines["Past answers"].line.color == INKS["model"].colour and not lines["General text"].x
+
+
+def test_evidence_that_was_met_beside_a_head_is_shown() -> None:
+    rows = [
+        CalibrationRow("context", 2, 0, 300.0, 30.0),
+        CalibrationRow(f"{WITH_HEAD}context", 2, 0, 100.0, 90.0),
+        CalibrationRow(f"{WITH_HEAD}context", 3, 0, 50.0, 40.0),
+        CalibrationRow(f"{WITH_HEAD}head", 5, 3, 70.0, 40.0),
+    ]
+    lines = {line.name: line for line in charts.worth_of_evidence(Calibration(rows)).data}
+    assert list(lines["This chat"].x) == [2, 3] and list(lines["This chat"].customdata) == [300, 50]
+    assert "Built-in head" not in lines, "it matches no tokens"
 
 
 def test_a_run_is_told_by_the_same_charts_everywhere() -> None:
