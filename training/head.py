@@ -25,9 +25,8 @@ from engine.models.torch_heads import weights_digest
 from training.corpus import Corpus
 from training.fit import Fit, Loss, Plan
 from training.prepare import SPECIAL
-from training.train import check, loaded, passes_of, placed
+from training.train import add_plan, check, loaded, passes_of, placed
 
-PLAN = Plan(steps=1)
 STEPS, FADE = 5, 0.8
 """Steps on the head's own output, and how much less each counts than the one before."""
 SPREAD = 0.02
@@ -43,14 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, nargs=3, help="hidden states that it reads (default: 2, n/2, n-3)")
     add("--start", type=Path, help="begin with the weights in this folder")
     add("--ahead", type=int, default=STEPS, help="steps that it learns to go on for")
-    add("--passes", nargs="*", default=[], metavar="SOURCE=N", help="how often per epoch")
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--minutes", type=float, help="stop after so many, to be gone on with later")
-    add("--steps", type=int, required=True)
-    for name in ("length", "sequences", "micro", "seed"):
-        add(f"--{name}", type=int, default=getattr(PLAN, name))
-    for name in ("rate", "adam_rate", "warmup", "decay", "weight_decay", "clip"):
-        add(f"--{name.replace('_', '-')}", type=float, default=getattr(PLAN, name))
+    add_plan(parser)
 
 
 def run(options: argparse.Namespace) -> None:

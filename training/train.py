@@ -34,9 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--teacher", type=Path, help="learn the distribution of the model in this folder")
     add("--context", type=int, default=2048, help="positions that a new model has")
     add("--theta", type=float, default=10_000.0, help="base of its rotary positions")
+    add("--compile", action="store_true", help="have torch compile model and loss first")
+    add_plan(parser)
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Declare what any training is told: how often, how long, where, and the plan."""
+    add = parser.add_argument
     add("--passes", nargs="*", default=[], metavar="SOURCE=N", help="how often per epoch")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--compile", action="store_true", help="have torch compile model and loss first")
     add("--minutes", type=float, help="stop after so many, to be gone on with later")
     add("--steps", type=int, required=True)
     for name in ("length", "sequences", "micro", "seed"):
