@@ -8,7 +8,7 @@ Invariant: drafts decide nothing. A head that guesses wrongly, or fails, costs t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,9 +26,10 @@ class HeadInfo:
     `branches` says whether several nodes of one level may be extended in a call; if not, it guesses
     along one chain. `memory_bytes` are those of its weights beyond the model's, without its cache.
     `note` says why it does not draft, where it does not: such a head is told, never asked.
+    `fingerprint` names its weights: what was learned of one head says nothing of another.
     `too_dear` says why it cannot pay on this machine, where that was found: the usual method leaves
-    it alone then. `fingerprint` names its weights: what was learned of one head says nothing of
-    another.
+    it alone then. It is measured at each load, in other figures each time, so it is no part of what
+    makes a head: a model that comes back is the same one.
     """
 
     name: str
@@ -38,7 +39,7 @@ class HeadInfo:
     memory_bytes: int = 0
     note: str = ""
     fingerprint: str = ""
-    too_dear: str = ""
+    too_dear: str = field(default="", compare=False)
 
     @property
     def drafts(self) -> bool:

@@ -183,14 +183,15 @@ def test_a_comparison_from_the_page(session: Session) -> None:
     assert views and shown[-1][on.parts.run] == gr.update(visible=True)
 
 
-def test_what_cannot_be_compared_is_told_and_the_button_is_back(
+def test_what_cannot_be_compared_is_told_stays_told_and_the_button_is_back(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = list[str]()
     monkeypatch.setattr(compare, "warn", told.append)
     on = handlers(session)
     side = ["hd", "", [], "", "", ""]
-    shown = list(on.run(REQUEST, "hello", 1, {}, *chosen(on, side, [*side[:-1], "hub/else"])))
+    shown = list(on.run(REQUEST, "hello", 1, {}, *chosen(on, side, [*side[:-1], f"hub/{EVIL}"])))
     assert "not on this machine" in told[0]
-    assert "start fresh" in str(shown[1][on.parts.verdict])
+    said = str(shown[1][on.parts.verdict])
+    assert "not on this machine" in said and EVIL not in said, "a notice goes by"
     assert shown[-1][on.parts.run] == gr.update(visible=True)

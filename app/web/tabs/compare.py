@@ -427,8 +427,9 @@ class Handlers:
         except Cancelled:
             yield {parts.verdict: idle(session)}
         except StrataError as error:
+            # Who was away while it ran still finds out: a notice goes by.
             warn(str(error))
-            yield {parts.verdict: idle(session)}
+            yield {parts.verdict: f'<div class="verdict">{escape(str(error))}</div>'}
         pass_on(session, owner)
         yield {parts.run: gr.update(visible=True), parts.stop: gr.update(visible=False)}
 
