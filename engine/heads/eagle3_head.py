@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from engine.heads.base import HeadInfo, LogitGuess
 from engine.heads.eagle3 import Eagle3, tapped
+from engine.heads.mtp import Mtp
 from engine.settings import Sampling
 
 DEPTH = 8
@@ -34,9 +35,10 @@ SPARE = 64
 class Eagle3Weights:
     """What all sequences share: the head, and the embedding and output matrix that it uses, its own
     or its target's. `tokens` are the target's tokens that its logits are of, None for all. `taps`
-    are the target's modules whose outputs it reads."""
+    are the target's modules whose outputs it reads. Prediction layers are kept in the same way
+    (engine/heads/mtp_head.py)."""
 
-    head: Eagle3
+    head: Eagle3 | Mtp
     embedding: torch.Tensor
     output: torch.Tensor
     tokens: NDArray[np.int64] | None

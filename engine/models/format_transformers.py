@@ -135,7 +135,10 @@ class Transformers(ModelFormat):
     def need(self, source: str, runtime: Runtime) -> Need:
         device = self.device(runtime)
         head = head_folder(source, runtime.head)
-        return memory.memory_need(source, device, runtime.dtype, runtime.context_length, head)
+        ahead = runtime.head == "auto" and head is None
+        return memory.memory_need(
+            source, device, runtime.dtype, runtime.context_length, head, ahead
+        )
 
     def device(self, runtime: Runtime) -> str:
         from engine.models.load_transformers import pick_device

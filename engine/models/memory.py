@@ -5,7 +5,7 @@ the files is read, so that a model which does not fit is refused in milliseconds
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -17,10 +17,15 @@ from engine.drafting.costs import LARGEST
 from engine.errors import ModelError, first_line
 from engine.machine import computes_bfloat16
 from engine.models.outlook import Outlook, of_config
+from engine.models.prediction_layers import Prediction, prediction
 from engine.models.state_memory import layers_of, state_bytes, whole
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
 """Bytes of a number in a weight file; what is not listed takes one."""
+KEEPING = (
+    "k_proj.weight", "v_proj.weight", "kv_b_proj.weight", "fc.weight", "eh_proj.weight",
+)  # fmt: skip
+"""How the names of those tensors of a head end whose outputs it keeps for each token."""
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -44,18 +49,34 @@ class Need:
         return self.weights + self.cache
 
 
-Tensor = tuple[str, int]
-"""The kind of a tensor's numbers, as weight files name it, and how many there are."""
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a weight file: its name, the kind of its numbers, as such files name it, and its
+    shape."""
+
+    name: str
+    stored: str
+    shape: Sequence[int]
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
 
 
 def memory_need(
-    source: str, device: str, dtype: str, context_length: int, head: Path | None = None
+    source: str,
+    device: str,
+    dtype: str,
+    context_length: int,
+    head: Path | None = None,
+    ahead: bool = True,
 ) -> Need:
     """The need of a model in a folder or in the hub's cache, in the `dtype` it would be loaded in.
 
     `dtype` is as for `load_transformers`, where `pick_dtype` says what "auto" is. `head` is the
-    folder of the head that is loaded with it. Raises ModelError for what is no model, or is not on
-    this machine yet.
+    folder of the head that is loaded with it; with `ahead` its prediction layers are, if it has
+    some. Raises ModelError for what is no model, or is not on this machine yet.
     """
     folder = folder_of(source)
     config = config_of(source, folder)
@@ -64,17 +85,37 @@ def memory_need(
         kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
             kind = "F32"
+    listed = {each.name: each for each in tensors(source, folder)}
+    layers = config.get("num_hidden_layers")
+    found = prediction(listed, layers if isinstance(layers, int) else len(listed))
+    own = usable(found, listed) if found and ahead else []
+    left = found.names - {each.name for each in own} if found else ()
     parameters = weights = 0
-    for stored, count in tensors(source, folder):
-        floating = stored.startswith(("F", "BF"))
-        parameters += count
-        weights += count * SIZES.get(kind if kind and floating else stored, 1)
+    for name, each in listed.items():
+        if name in left:
+            continue
+        floating = each.stored.startswith(("F", "BF"))
+        parameters += each.count
+        weights += each.count * SIZES.get(kind if kind and floating else each.stored, 1)
     number = SIZES[kind] if kind else SIZES["BF16"]
     cache = cache_numbers(source, config, context_length) * number + states(source, config)
+    cache += kept(own) * context_length * number
     if head is not None:
         numbers, row = head_numbers(head)
         weights, cache = weights + numbers * number, cache + row * context_length * number
-    return Need(parameters, weights, cache, of_config(config, folder))
+    return Need(parameters, weights, cache, of_config(config, folder, found))
+
+
+def usable(found: Prediction, listed: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors of prediction layers that are loaded: none where something is missing."""
+    parts = () if found.problem else (*found.joints, *found.layers)
+    return [listed[name] for name in {each for part in parts for each in part.values()}]
+
+
+def kept(tensors: Iterable[Tensor]) -> int:
+    """The numbers that a head of these tensors keeps per token: a hidden state, a key and a value
+    of each layer."""
+    return sum(each.shape[0] for each in tensors if each.shape and each.name.endswith(KEEPING))
 
 
 def folder_of(source: str) -> Path:
@@ -148,8 +189,8 @@ def tensors(source: str, folder: Path) -> Iterator[Tensor]:
             problem = f"{path.name} is no sound safetensors file ({first_line(error)})"
             raise unreadable(source, problem) from error
     for file in files or hub_files(source, folder):
-        for tensor in file.tensors.values():
-            yield str(tensor.dtype), prod(tensor.shape)
+        for name, tensor in file.tensors.items():
+            yield Tensor(name, str(tensor.dtype), tensor.shape)
 
 
 def hub_files(source: str, folder: Path) -> list[Any]:
@@ -170,18 +211,15 @@ def head_numbers(folder: Path) -> tuple[int, int]:
     key and a value. None where it cannot be read: it is left out then."""
     from huggingface_hub import parse_local_safetensors_file_metadata
 
-    numbers = row = 0
+    found: list[Tensor] = []
     for path in folder.glob("*.safetensors"):
         try:
             tensors = parse_local_safetensors_file_metadata(path).tensors
         except Exception:
             # What a damaged header makes the library raise depends on the damage.
             return 0, 0
-        for name, tensor in tensors.items():
-            numbers += prod(tensor.shape)
-            if name.endswith(("k_proj.weight", "v_proj.weight", "fc.weight")):
-                row += tensor.shape[0]
-    return numbers, row
+        found += [Tensor(name, "", each.shape) for name, each in tensors.items()]
+    return sum(each.count for each in found), kept(found)
 
 
 def weight_files(source: str, folder: Path) -> Sequence[Path]:

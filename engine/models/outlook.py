@@ -1,8 +1,8 @@
 """What will draft for a model, as far as its files tell before it is loaded.
 
 Loading tries whether trees, chains and the head work, and that counts. What is told here is what
-the header of a GGUF file or config.json says: layers that keep a state, a prediction layer, a head
-beside the model. Headers are read, never weights.
+the header of a GGUF file, or config.json and the names of tensors say: layers that keep a state,
+prediction layers, a head beside the model. Headers are read, never weights.
 """
 
 import mmap
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.models.gguf_files import MAGIC
+from engine.models.prediction_layers import Prediction
 from engine.models.state_memory import layers_of
 
 STATES = ("ssm.", "shortconv.", "wkv.", "kda.", "rope.dimension_sections")
@@ -57,18 +58,19 @@ def of_gguf(path: Path, heads: Collection[str] = ()) -> Outlook | None:
     return Outlook(chains, f"in {beside}, beside it" if beside else "")
 
 
-def of_config(config: Mapping[str, Any], folder: Path) -> Outlook:
-    """Of a folder, by its config.json."""
+def of_config(config: Mapping[str, Any], folder: Path, found: Prediction | None = None) -> Outlook:
+    """Of a folder, by its config.json and the prediction layers `found` in its weight files."""
     chains = False
     with suppress(KeyError, TypeError, ValueError):  # the sizes of a config are told elsewhere
         chains = layers_of(config)[1] > 0
     if (folder / "head" / "config.json").is_file():
         return Outlook(chains, "in its folder head")
+    if found:
+        problem = f"its prediction layers cannot be used: {found.problem}" if found.problem else ""
+        return Outlook(chains, "" if problem else "MTP, in its files", problem)
     ahead = any(config.get(name) for name in AHEAD)
-    problem = (
-        "transformers leaves out its prediction layer; its GGUF files bring it" if ahead else ""
-    )
-    return Outlook(chains, problem=problem)
+    lacking = "its config names a prediction layer, and its weight files do not hold it"
+    return Outlook(chains, problem=lacking if ahead else "")
 
 
 @lru_cache(maxsize=64)

@@ -1,42 +1,156 @@
-"""The head of a transformers model: found in the folder `head` beside its weights, or given.
+"""The head of a transformers model: in the folder `head` beside its weights, or given, or the
+prediction layers in its weight files, which transformers leaves out.
 
 A head that was found and does not fit is left out, and the model says why; one that was asked for
 is an error then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
+
 from engine.backends.base import digest
 from engine.backends.transformers import TransformersBackend
-from engine.errors import ModelError
+from engine.decode import never
+from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
 from engine.heads.eagle3 import taps_of
 from engine.heads.eagle3_files import Target, read_head
 from engine.heads.eagle3_head import DEPTH, Eagle3Head, Eagle3Weights
+from engine.heads.mtp import build
+from engine.heads.mtp_head import DeepMtpHead, MtpHead
 from engine.models.format import head_folder
+from engine.models.memory import folder_of, weight_files
+from engine.models.prediction_layers import prediction
+from engine.settings import Sampling
 
-NAME = "EAGLE-3"
+NAME, MTP = "EAGLE-3", "MTP"
 EDGE = 1 << 16
 """Bytes at either end of a file of weights that tell it from others."""
+TOKENS = 12
+"""Of the text that prediction layers are tried behind."""
 
 
 def with_head(backend: TransformersBackend, source: str, wanted: str) -> None:
-    """Give a loaded model its head, as `head_folder` finds it. Raises ModelError for a given one
-    that cannot be used."""
+    """Give a loaded model its head: as `head_folder` finds it, else its prediction layers. Raises
+    ModelError for a given one that cannot be used."""
     folder = head_folder(source, wanted)
-    if folder is None:
+    if folder is None and wanted == "off":
         return
+    head: Eagle3Head | None
     try:
-        weights = weights_of(backend, folder, weights_digest(source))
+        if folder is None:
+            head = own_head(backend, source)
+        else:
+            head = Eagle3Head(weights_of(backend, folder, weights_digest(source)))
     except ModelError as error:
         if wanted != "auto":
             raise
-        backend.info = replace(backend.info, head=HeadInfo(NAME, 0, False, note=str(error)))
+        info = HeadInfo(MTP if folder is None else NAME, 0, False, note=str(error))
+        backend.info = replace(backend.info, head=info)
         return
-    backend.head = Eagle3Head(weights)
-    backend.info = replace(backend.info, head=weights.info)
+    if head is not None:
+        backend.head = head
+        backend.info = replace(backend.info, head=head.info)
+
+
+def own_head(backend: TransformersBackend, source: str) -> MtpHead | None:
+    """The prediction layers of a model; None where it has none. Raises ModelError where they cannot
+    be used."""
+    try:
+        weights = own_weights(backend, source)
+        if weights is None:
+            return None
+        if not backend.info.can_tree:
+            raise ValueError("the model decodes plainly")
+        # Of several layers each guesses at a depth of its own.
+        head = MtpHead(weights) if weights.info.depth == DEPTH else DeepMtpHead(weights)
+        backend.head = head
+        try_out(backend, head)
+        return head
+    except Exception as error:
+        # Whatever the library raises for layers that it cannot compute alone.
+        raise ModelError(
+            f"The prediction layers of {backend.info.name} cannot be used: {first_line(error)}."
+        ) from error
+    finally:
+        backend.head = None
+
+
+def own_weights(backend: TransformersBackend, source: str) -> Eagle3Weights | None:
+    """The same, read and built. Raises ValueError and what the library raises."""
+    places = stored(source)
+    config = backend.model.config.get_text_config()
+    found = prediction(places, config.num_hidden_layers)
+    if found is None:
+        return None
+    if problem := found.problem:
+        raise ValueError(problem)
+    tensors = read(
+        places, [each for part in (*found.joints, *found.layers) for each in part.values()]
+    )
+    joints, layers = (
+        [{part: tensors[name] for part, name in each.items()} for each in parts]
+        for parts in (found.joints, found.layers)
+    )
+    if found.shared:
+        del joints[1:]
+    head = build(backend.model, joints, layers)
+    held = head.state_dict().values()
+    info = HeadInfo(
+        MTP,
+        DEPTH if len(layers) == 1 else len(layers),
+        branches=backend.info.leaves != 1,
+        parameters=sum(each.numel() for each in held),
+        memory_bytes=sum(each.numel() * each.element_size() for each in held),
+        fingerprint=digest([backend.info.fingerprint, MTP]),
+    )
+    model = backend.model
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    # The state behind the last norm: a decoder's first output.
+    taps = [model.get_decoder()]
+    return Eagle3Weights(head, embedding.weight, output.weight, None, taps, info)
+
+
+def stored(source: str) -> dict[str, Path]:
+    """The tensors in the weight files of a model, and which file each is in."""
+    places: dict[str, Path] = {}
+    for path in weight_files(source, folder_of(source)):
+        with safe_open(path, framework="pt") as file:
+            places |= dict.fromkeys(file.keys(), path)
+    return places
+
+
+def read(places: Mapping[str, Path], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Some of these tensors. Raises ValueError for quantised ones."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in {places[name] for name in names}:
+        with safe_open(path, framework="pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in names if places[name] == path}
+    for name, each in tensors.items():
+        if each.dtype.itemsize < 2 or not each.is_floating_point():
+            raise ValueError(f"its tensor {name} is quantised ({each.dtype})")
+    return tensors
+
+
+def try_out(backend: TransformersBackend, head: MtpHead) -> None:
+    """Raise where guesses fail or are no numbers. Leaves all caches empty."""
+    tokens = [7 * number % backend.info.vocabulary_size for number in range(1, TOKENS + 1)]
+    head.listen(True)
+    try:
+        backend.prefill(tokens, never)
+        guess = head.start(tokens, Sampling(), never)
+        for depth in range(head.info.depth):
+            if guess is None or not 0 < guess.likeliest(1)[0][1] <= 1:
+                raise ValueError("they give no numbers")
+            if depth + 1 < head.info.depth:
+                (guess,) = head.extend([0], [guess.likeliest(1)[0][0]])
+    finally:
+        head.listen(False)
+        backend.reset()
 
 
 def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle3Weights:

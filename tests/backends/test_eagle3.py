@@ -277,15 +277,18 @@ class Guessing:
 
     name = "head"
 
-    def __init__(self, head: Any, sampling: Sampling, width: int = 2, wrong: float = 0.3) -> None:
+    def __init__(
+        self, head: Any, sampling: Sampling, width: int = 2, wrong: float = 0.3, depth: int = 5
+    ) -> None:
         self.head, self.sampling, self.width, self.wrong = head, sampling, width, wrong
+        self.depth = depth
         self.random = random.Random(5)
         self.calls = 0
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         guess = self.head.start(tokens, self.sampling, never)
         level = [] if guess is None else [(0, guess)]
-        for depth in range(min(5, budget.depth)):
+        for depth in range(min(self.depth, budget.depth)):
             rows, parents, said = [], [], []
             for at, (row, guess) in enumerate(level):
                 drawn = guess.draw(len(tokens) + depth, self.sampling)
@@ -296,7 +299,7 @@ class Guessing:
                         rows.append(tree.add(row, token, "model"))
                         parents.append(at)
                         said.append(token)
-            if not rows or depth == 4:
+            if not rows or depth == self.depth - 1:
                 break
             rows, parents, said = rows[:4], parents[:4], said[:4]
             level = list(zip(rows, self.head.extend(parents, said), strict=True))

@@ -112,12 +112,17 @@ SHARPER = 3.0
 def save_hybrid(family: str, folder: Path, **changes: Any) -> Path:
     """Write a random model of a family, always the same one, some settings of its config changed;
     returns its folder."""
+    name, settings = {**FAMILIES, **MORE, **UNDRAFTED, **REFUSED}[family]
+    return save_random(name, {**settings, **changes}, folder)
+
+
+def save_random(name: str, settings: dict[str, Any], folder: Path) -> Path:
+    """The same of the library's config class of that name."""
     import torch
     import transformers
 
-    name, settings = {**FAMILIES, **MORE, **UNDRAFTED, **REFUSED}[family]
     special = {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
-    config = getattr(transformers, name)(**{**settings, **special, **changes})
+    config = getattr(transformers, name)(**{**special, **settings})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine.models.outlook import Outlook, of_config, of_gguf
+from engine.models.prediction_layers import prediction
 from tests.conftest import EMBEDDED
 from tests.support.gguf_files import write_gguf
 
@@ -94,9 +95,15 @@ def test_what_a_config_tells(tmp_path: Path, config: dict[str, Any], chains: boo
     assert of_config(config, tmp_path) == Outlook(chains)
 
 
-def test_a_head_in_the_folder_and_one_that_the_library_leaves_out(tmp_path: Path) -> None:
+def test_a_head_in_the_folder_and_prediction_layers_in_its_files(tmp_path: Path) -> None:
     ahead = {"mtp_num_hidden_layers": 1}
-    assert "leaves out its prediction layer" in of_config(ahead, tmp_path).problem
+    assert "do not hold it" in of_config(ahead, tmp_path).problem
+    joint = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.mlp.up_proj")
+    found = prediction([f"mtp.{name}.weight" for name in joint], 1)
+    assert of_config(ahead, tmp_path, found) == Outlook(head="MTP, in its files")
+    broken = of_config(ahead, tmp_path, prediction(["mtp.fc.weight"], 1))
+    assert not broken.head and "layer 0 has no tensor" in broken.problem
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text("{}")
     assert of_config({}, tmp_path) == Outlook(head="in its folder head")
+    assert of_config(ahead, tmp_path, found) == Outlook(head="in its folder head")
