@@ -47,6 +47,8 @@ class LogitScores:
         return self.probability(row, token) if row in self.rows else 0.0
 
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        if count < 1:
+            return []
         logits, choice = self.row(row), self.selected(row)
         best = np.argpartition(logits, -count)[-count:] if count < logits.size else logits.argsort()
         ranked = sorted(best.tolist(), key=lambda token: (-logits[token], token))

@@ -116,6 +116,8 @@ class LogitGuess:
         self.choice: Choice | None = None
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
+        if count < 1:
+            return []
         logits, scale = self.logits, self.scale()
         best = np.argpartition(logits, -count)[-count:] if count < logits.size else logits.argsort()
         best = best[np.lexsort((best, -logits[best]))]

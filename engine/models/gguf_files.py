@@ -13,6 +13,8 @@ MAGIC = b"GGUF"
 """The first bytes of a file."""
 HUB_SOURCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(.+\.gguf)", re.IGNORECASE)
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+KIND = re.compile(r"[-._](?:ud-)?(?:i?q|tq|mxfp|nvfp|bf|fp?)\d[\w.]*$")
+"""What the names of files end with that say the kind of weights."""
 NO_MODELS = ("mmproj", "imatrix")
 """In the names of files that hold something else: an encoder of pictures, statistics."""
 HEADS = ("mtp-", "eagle3-")
@@ -54,22 +56,42 @@ def is_head(name: str) -> bool:
 
 def heads_for(file: str, names: Iterable[str]) -> list[str]:
     """Those of some files that may hold a head for a model's, which lie beside it: the one of the
-    most similar name first."""
+    most similar name first. One whose name is more like that of another model is that one's."""
     folder, name = os.path.split(file)
-
-    def alike(other: str) -> int:
-        own = os.path.basename(other).lower().partition("-")[2]
-        return len(os.path.commonprefix([own, name.lower()]))
-
     found = [each for each in names if os.path.dirname(each) == folder]
     heads = [each for each in found if is_head(os.path.basename(each))]
-    return sorted(heads, key=lambda each: (-alike(each), each))
+    models = [os.path.basename(each) for each in found if may_be_model(os.path.basename(each))]
+
+    def alike(other: str, model: str) -> int:
+        own = os.path.basename(other).partition("-")[2]
+        return len(os.path.commonprefix([stem(own), stem(model)]))
+
+    own = [each for each in heads if all(alike(each, m) <= alike(each, name) for m in models)]
+    return sorted(own, key=lambda each: (-alike(each, name), -exact(each, name), each))
+
+
+def exact(head: str, model: str) -> int:
+    """How much of the names of a head and of a model is the same, with the kind of weights."""
+    own = os.path.basename(head).partition("-")[2].lower()
+    return len(os.path.commonprefix([own, model.lower()]))
+
+
+def stem(name: str) -> str:
+    """What a file is called whatever the kind of its weights: a head serves all of them."""
+    split = SPLIT.fullmatch(name)
+    return KIND.sub("", (split[1] if split else name.lower().removesuffix(ENDING)).lower())
+
+
+def may_be_model(name: str) -> bool:
+    """Whether a file is a model by its name."""
+    name = name.lower()
+    return name.endswith(ENDING) and not is_head(name) and not any(w in name for w in NO_MODELS)
 
 
 def is_model(path: str) -> bool:
     """Whether a file is a model, or the first part of one: by its name and first bytes."""
     name = os.path.basename(path).lower()
-    if not name.endswith(ENDING) or is_head(name) or any(word in name for word in NO_MODELS):
+    if not may_be_model(name):
         return False
     split = SPLIT.fullmatch(name)
     if (split and int(split[2]) > 1) or not os.path.isfile(path):

@@ -26,6 +26,7 @@ def test_a_guess_tells_the_likeliest_and_any_probability() -> None:
     assert [chance for _, chance in best] == pytest.approx(np.sort(law)[::-1][:4].tolist())
     assert guess.probability(7) == pytest.approx(float(law[7]))
     assert len(guess.likeliest(99)) == 50
+    assert guess.likeliest(0) == []
 
 
 def test_of_equals_the_smaller_number_is_the_likelier() -> None:

@@ -16,7 +16,7 @@ from engine.errors import Cancelled, ModelError
 from engine.models import hub as hub_module
 from engine.models import loaders, sources
 from engine.models.formats import format_of
-from engine.models.gguf_files import HubFile, hub_file
+from engine.models.gguf_files import HubFile, heads_for, hub_file
 from engine.models.hub import Meter, check_reachable
 from engine.models.loaders import present, scan
 from tests.support.hub import COMMIT, Hub, serving
@@ -178,6 +178,34 @@ def test_the_head_that_is_made_for_a_file_comes_with_it(hub: Hub) -> None:
     path = get("some/headed:big-Q4.gguf")
     assert path.name == "big-Q4.gguf"
     assert {each.name for each in path.parent.iterdir()} == {"big-Q4.gguf", "mtp-big-F16.gguf"}
+
+
+@pytest.mark.parametrize(
+    ("model", "others", "heads"),
+    [
+        ("target.gguf", ["small.gguf", "mid.gguf"], ["eagle3-target.gguf"]),
+        ("small.gguf", ["target.gguf", "mid.gguf"], []),
+        ("small.gguf", ["TARGET-Q8_0.gguf"], []),
+        # A head serves its model whatever the kind of either's weights.
+        ("big-it-Q8_0.gguf", ["big-it-UD-Q4_K_XL.gguf"], ["mtp-big-it-UD-Q4_K_XL.gguf"]),
+        ("big-it-BF16-00001-of-00002.gguf", ["big-it.gguf"], ["mtp-big-it-Q4_0.gguf"]),
+        ("Qwen3.5-4B-Q4_0.gguf", ["Qwen3.5-9B-Q4_0.gguf"], []),
+        ("Qwen3.5-9B-Q4_0.gguf", ["Qwen3.5-4B-Q4_0.gguf"], ["mtp-Qwen3.5-9B-F16.gguf"]),
+        # A file that is no model has no head.
+        ("big.gguf", ["mmproj-other.gguf"], ["eagle3-mmproj-other.gguf"]),
+        # One like no model beside it may be that of any.
+        ("big.gguf", ["small.gguf"], ["mtp-x.gguf"]),
+    ],
+)
+def test_a_head_by_its_name_is_that_of_the_model_most_like_it(
+    model: str, others: list[str], heads: list[str]
+) -> None:
+    there = heads or ["mtp-Qwen3.5-9B-F16.gguf" if "Qwen" in model else "eagle3-target.gguf"]
+    files = [*others, model, *there]
+    assert heads_for(model, files) == heads
+    assert heads_for(f"a/{model}", ["b/mtp-big.gguf", *(f"a/{each}" for each in files)]) == [
+        f"a/{each}" for each in heads
+    ]
 
 
 def test_of_a_transformers_repository_comes_what_loading_needs(hub: Hub) -> None:
