@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 HEAD = "head"
 """The folder in that of a transformers model that holds its head (engine/models/torch_heads.py)."""
 
+NAMED = 6
+"""Files that an error names at most."""
+
 
 class ModelFormat(Protocol):
     """One format. Its methods import the libraries that they need when they are called.
@@ -108,3 +111,12 @@ def head_folder(source: str, wanted: str) -> Path | None:
         return None if wanted == "off" else Path(wanted).expanduser()
     folder = Path(source).expanduser() / HEAD
     return folder if looks_like_path(source) and folder.is_dir() else None
+
+
+def found_at(path: Path) -> str:
+    """What a path leads to, as a part of a sentence: for errors of those who gave it."""
+    if not path.is_dir():
+        return "it is a file" if path.exists() else "there is no such file or folder"
+    names = sorted(each.name + "/" * each.is_dir() for each in path.iterdir())
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"the folder holds {', '.join(names[:NAMED])}{more}" if names else "the folder is empty"

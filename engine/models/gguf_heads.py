@@ -18,8 +18,9 @@ from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
 from engine.heads.llamacpp import DEPTH, ROWS, WIDTH, HeadContext, Kind, LlamaHead, NoHead, bound
+from engine.models.format import found_at
 from engine.models.gguf import complaint, context_parameters, metadata, model_parameters, said
-from engine.models.gguf_files import file_fingerprint, heads_for
+from engine.models.gguf_files import MAGIC, file_fingerprint, heads_for
 from engine.settings import Runtime, Sampling
 
 NEXTN = "nextn_predict_layers"
@@ -42,6 +43,8 @@ SHOWING = frozenset(
 """Architectures of which it hands out what goes into a layer; with others it ends the process."""
 STATES = frozenset({"gemma4", "gpt-oss"}) | GUESSING
 """Those of which it hands out the state behind the last layer."""
+HEADS_ONLY = frozenset({"eagle3", "gemma4-assistant"})
+"""Those of files that hold a head and nothing else."""
 SAMPLES = 512
 """Tokens of two vocabularies that are compared."""
 TOKENS = 12
@@ -107,7 +110,12 @@ def given(text: str) -> Path:
     """The file that somebody named. Raises NoHead."""
     path = Path(text).expanduser()
     if not path.is_file():
-        raise NoHead(f"there is no file {text!r}")
+        raise NoHead(
+            f"a GGUF file is needed there (mtp-*.gguf, eagle3-*.gguf), and {found_at(path)}"
+        )
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise NoHead("it is no GGUF file, which is needed there (mtp-*.gguf, eagle3-*.gguf)")
     return path
 
 
@@ -145,6 +153,7 @@ def of_file(
 def fitting(model: Any, own: Any) -> Kind:
     """How a head of a file of its own computes for a model. Raises NoHead for one of another."""
     target, kind = architecture(model), architecture(own)
+    ahead = llama_cpp.llama_model_n_layer_nextn(own) > 0
     if not same_vocabulary(model, own):
         raise NoHead("it has another vocabulary")
     width = llama_cpp.llama_model_n_embd_out(model)
@@ -162,11 +171,12 @@ def fitting(model: Any, own: Any) -> Kind:
     elif kind == "gemma4-assistant" and target == "gemma4":
         expected = str(llama_cpp.llama_model_n_embd_out(own))
         found = Kind("MTP", shared=True, cropped=True)
-    elif kind == target and kind in GUESSING and llama_cpp.llama_model_n_layer_nextn(own):
+    elif kind == target and kind in GUESSING and ahead:
         expected = str(llama_cpp.llama_model_n_embd_out(own))
         found = Kind("MTP", cropped=kind in CROPPED)
     else:
-        raise NoHead(f"it is a head of the kind {kind}, and the model is a {target}")
+        what = "a head" if kind in HEADS_ONLY or ahead else "a model without prediction layers"
+        raise NoHead(f"it is {what} of the kind {kind}, and the model is a {target}")
     if expected != str(width):
         raise NoHead(f"it reads states of {expected} numbers, and the model's have {width}")
     return found

@@ -22,7 +22,8 @@ from engine.heads.eagle3_files import Target, read_head
 from engine.heads.eagle3_head import DEPTH, Eagle3Head, Eagle3Weights
 from engine.heads.mtp import build
 from engine.heads.mtp_head import DeepMtpHead, MtpHead
-from engine.models.format import head_folder
+from engine.models.format import found_at, head_folder
+from engine.models.gguf_files import ENDING
 from engine.models.memory import folder_of, weight_files
 from engine.models.prediction_layers import prediction
 from engine.settings import Sampling
@@ -155,6 +156,7 @@ def try_out(backend: TransformersBackend, head: MtpHead) -> None:
 
 def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle3Weights:
     """The head in a folder, beside its target and in its dtype. Raises ModelError."""
+    check_folder(folder)
     model = backend.model
     config = model.config.get_text_config()
     fits = Target(config.hidden_size, config.num_hidden_layers, config.vocab_size, target)
@@ -184,6 +186,19 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
         tokens,
         taps,
         info,
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ModelError for what is no head's folder, as far as the names in it tell."""
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return
+    gguf = folder.suffix.lower() == ENDING or any(folder.glob(f"*{ENDING}"))
+    other = " A head in a GGUF file serves the GGUF file of its model." if gguf else ""
+    raise ModelError(
+        f"There is no EAGLE-3 head in {str(folder)!r}: {found_at(folder)}. Give a folder with "
+        "config.json and *.safetensors files of a head that was trained for this model, or load "
+        f"the model without one (auto, off).{other}"
     )
 
 

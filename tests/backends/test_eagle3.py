@@ -587,8 +587,8 @@ def test_files_that_are_no_head_are_told(embedded: TransformersBackend, tmp_path
     folder = written(tmp_path / "a", config, of_speculators(numbers(1)))
     for words, file in {
         "has no norm_before_residual": "a.safetensors",
-        "has no *.safetensors file": "config.json",
-        "No such file": "",
+        "the folder holds config.json. Give a folder with config.json and": "config.json",
+        "the folder is empty. Give a folder": "",
     }.items():
         with pytest.raises(ModelError) as raised:
             weights_of(embedded, folder, "")
@@ -599,6 +599,31 @@ def test_files_that_are_no_head_are_told(embedded: TransformersBackend, tmp_path
     (folder / "a.safetensors").write_bytes(b"12345678" * 9)
     with pytest.raises(ModelError, match="cannot be used"):
         weights_of(embedded, folder, "")
+
+
+def test_a_path_without_a_head_is_told_with_what_is_there(
+    embedded: TransformersBackend, tmp_path: Path
+) -> None:
+    from engine.models.torch_heads import weights_of
+
+    def said(path: Path) -> str:
+        with pytest.raises(ModelError) as raised:
+            weights_of(embedded, path, "")
+        assert str(path) in str(raised.value) and "*.safetensors" in str(raised.value)
+        return str(raised.value)
+
+    assert "there is no such file or folder" in said(tmp_path / "none")
+    for number in range(9):
+        (tmp_path / f"{number}.txt").touch()
+    (tmp_path / "3.txt").unlink()
+    (tmp_path / "3").mkdir()
+    words = said(tmp_path)
+    assert "holds 0.txt, 1.txt, 2.txt, 3/, 4.txt, 5.txt and 3 more" in words
+    assert "GGUF" not in words
+    file = tmp_path / "eagle3-x.gguf"
+    file.touch()
+    assert "it is a file" in said(file) and "serves the GGUF file of its model" in said(file)
+    assert "serves the GGUF file of its model" in said(tmp_path)
 
 
 def linked(folder: Path) -> Path:

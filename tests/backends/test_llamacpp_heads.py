@@ -500,8 +500,18 @@ def test_a_head_file_that_is_damaged_or_not_there(tmp_path: Path) -> None:
     head = eagle3_gguf(tmp_path)
     head.write_bytes(head.read_bytes()[:3000])
     assert "cannot be read" in opened_gguf(path).info.head.note
-    with pytest.raises(ModelError, match="no file"):
-        opened_gguf(path, head=str(tmp_path / "none.gguf"))
+    head.unlink()
+    (tmp_path / "a.txt").write_text("words")
+    for name, words in {
+        "none.gguf": "there is no such file or folder",
+        "": "(mtp-*.gguf, eagle3-*.gguf), and the folder holds a.txt, attending.gguf",
+        "a.txt": "it is no GGUF file",
+        "attending.gguf": "it is a model without prediction layers of the kind llama",
+    }.items():
+        given = str(tmp_path / name)
+        with pytest.raises(ModelError) as caught:
+            opened_gguf(path, head=given)
+        assert words in str(caught.value) and given in str(caught.value)
 
 
 def test_a_head_that_ends_the_process_costs_nothing_but_itself(
