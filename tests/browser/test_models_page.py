@@ -224,3 +224,16 @@ def test_a_file_with_a_hostile_name_runs_and_stays_text(page: Page, tmp_path: Pa
     expect(page.locator("#header .model")).to_have_text(EVIL)
     assert chat(page, "Tell me a short story about a boat.")
     assert page.locator("img[src='x']").count() == 0
+
+
+def test_the_button_that_loads_is_as_wide_as_what_it_is_about(page: Page) -> None:
+    for width in (1400, 390):
+        page.set_viewport_size({"width": width, "height": 850})
+        button, about = (
+            page.locator(each).bounding_box() for each in ("#models-load", "#models-need")
+        )
+        assert button and about
+        assert button["width"] > 0.9 * about["width"] and 28 < button["height"] < 48
+        # Nothing is left open for words that are not there yet.
+        below = page.locator("#models-reset").bounding_box()
+        assert below and below["y"] - button["y"] - button["height"] < 16
