@@ -4,11 +4,12 @@ No event waits for another: who uses the model waits in a queue of our own (app/
 which knows whose turn it is and can be left. No event is an API endpoint for other programs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from html import escape
-from inspect import isgeneratorfunction
-from typing import Any, NamedTuple
+from inspect import Parameter, Signature, isasyncgenfunction, isgeneratorfunction, signature
+from typing import Any, NamedTuple, get_type_hints
 
 import gradio as gr
 from gradio.blocks import Block
@@ -85,6 +86,16 @@ class Deeds:
         self.count = 0
 
 
+def leading(made: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that takes one value more than the handler that it was made of, before the others.
+    Gradio sees by their types what it has to pass, such as the request."""
+    first = Parameter("asked", Parameter.POSITIONAL_OR_KEYWORD)
+    others = signature(handler).parameters.values()
+    made.__signature__ = Signature([first, *others])  # type: ignore[attr-defined]
+    made.__annotations__ = get_type_hints(handler)
+    return named(made, handler)
+
+
 def named(made: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
     """A function that was made of a handler, under its name where it has one."""
     made.__qualname__ = getattr(handler, "__qualname__", made.__qualname__)
@@ -117,6 +128,94 @@ def unless_done(handler: Callable[..., Updates]) -> Callable[..., Updates]:
         return shown if deeds.count == before else dict.fromkeys(shown, gr.skip())
 
     return named(looking, handler)
+
+
+class Asked:
+    """Which event was asked last to fill each part of a page: the value of a gr.State.
+
+    Answers come in any order. One that comes late fills no part that another event, which began
+    after it, was asked to fill as well.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[Block, Asking] = {}
+
+    def waits(self, part: Block) -> bool:
+        """Whether an event that was asked to fill a part is still at work."""
+        return part in self.last and not self.last[part].over
+
+
+@dataclass(eq=False, slots=True)
+class Asking:
+    """One event that a user asked for; whether its handler is done."""
+
+    over: bool = False
+
+
+Keep = Callable[[Updates], Updates]
+Guard = Callable[[Asked], AbstractContextManager[Keep]]
+
+
+def newest(
+    handler: Callable[..., Any], parts: Sequence[Block], of: Sequence[Block] = ()
+) -> Callable[..., Any]:
+    """A handler of what the user asks for. Its first input is the page's Asked.
+
+    It decides about `parts`, and fills those that nothing newer was asked for. What it asks is
+    about what `of` show: where that is about to be something else, it fills none.
+    """
+
+    @contextmanager
+    def asking(asked: Asked) -> Iterator[Keep]:
+        if any(map(asked.waits, of)):
+            yield lambda shown: dict.fromkeys(shown, gr.skip())
+            return
+        mine = Asking()
+        asked.last.update(dict.fromkeys(parts, mine))
+
+        def keep(shown: Updates) -> Updates:
+            gone = {part for part in parts if asked.last[part] is not mine}
+            return {part: gr.skip() if part in gone else value for part, value in shown.items()}
+
+        try:
+            yield keep
+        finally:
+            mine.over = True
+
+    return guarded(handler, asking)
+
+
+def unasked(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler that looks how things are; it fills no part that the user asks for meanwhile."""
+
+    @contextmanager
+    def looking(asked: Asked) -> Iterator[Keep]:
+        before = {part: one for part, one in asked.last.items() if one.over}
+
+        def keep(shown: Updates) -> Updates:
+            return {
+                part: value if asked.last.get(part) is before.get(part) else gr.skip()
+                for part, value in shown.items()
+            }
+
+        yield keep
+
+    return guarded(handler, looking)
+
+
+def guarded(handler: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
+    """A handler of whose answer is kept what `guard` says; it may answer again and again."""
+
+    async def answers(asked: Asked, *values: object) -> AsyncIterator[Updates]:
+        with guard(asked) as keep:
+            async for shown in handler(*values):
+                yield keep(shown)
+
+    def answer(asked: Asked, *values: object) -> Updates:
+        with guard(asked) as keep:
+            return keep(handler(*values))
+
+    return leading(answers if isasyncgenfunction(handler) else answer, handler)
 
 
 def pass_on(session: Session, owner: str) -> None:

@@ -31,13 +31,17 @@ ENDED = 60
 """Seconds that the program has for its end."""
 
 
-def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
+def start(
+    folder: Path, *more: str, held: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], str, str]:
     """The running program, its address, and what it printed until it was ready.
 
     It runs the embedded model as a folder unless another `--model` is named: the format that it
-    takes by itself depends on the machine, and measuring that would disturb what is tested.
+    takes by itself depends on the machine, and measuring that would disturb what is tested. The
+    handlers that are `held` answer when they are told to: see `late`.
     """
-    command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", str(folder)]
+    program = ["-m", "tests.support.held", str(folder), *held, "--"] if held else ["app.py"]
+    command = [sys.executable, *program, "--no-browser", "--port", "0", "--data-dir", str(folder)]
     command += [] if "--model" in more else ["--model", str(EMBEDDED)]
     process = subprocess.Popen(
         [*command, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -49,6 +53,17 @@ def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
         if found := re.search(r"ready at (http\S+)", line):
             return process, found[1], said
     raise AssertionError(f"The program ended with {process.wait()}:\n{said}")
+
+
+@contextmanager
+def late(folder: Path, name: str) -> Iterator[None]:
+    """While this goes on, a handler that is held does not answer."""
+    file = folder / name
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 def told(process: subprocess.Popen[str], words: str) -> str:

@@ -124,9 +124,11 @@ def test_filters_and_pages(on: Handlers, ids: list[str]) -> None:
 def test_from_a_chart_or_a_row_to_a_run_and_to_a_step(on: Handlers, ids: list[str]) -> None:
     parts = on.parts
 
-    def picked(kind: object, value: object, shown: str | None = None) -> Any:
-        event: Any = SimpleNamespace(_data={"kind": kind, "value": value})
-        return on.pick(event, request(), shown, {})
+    def picked(kind: str, value: object, shown: str | None = None) -> Any:
+        event: Any = SimpleNamespace(_data={"value": value})
+        if kind == "run":
+            return on.pick_run(event, request(), {})
+        return on.pick_step(event, request(), shown, {})
 
     def row(at: int) -> Any:
         return SimpleNamespace(index=[at, 0])
@@ -142,8 +144,10 @@ def test_from_a_chart_or_a_row_to_a_run_and_to_a_step(on: Handlers, ids: list[st
     slid = on.slide(12, request(), ids[-1], {})
     assert "Step 12 of 40" in slid[parts.card] and parts.step not in slid
     assert "Step 40 of 40" in picked("step", 10_000, ids[-1])[parts.card]
-    for kind, value in (("run", 7), ("step", "7"), ("step", None), (None, None), ("x", ids[0])):
-        assert picked(kind, value, ids[-1]) == {parts.shown: gr.skip()}
+    for value in (7, None):
+        assert picked("run", value) == {parts.shown: gr.skip()}
+    for at, run in (("7", ids[-1]), (None, ids[-1]), (7, None)):
+        assert picked("step", at, run) == {parts.card: gr.skip()}
 
 
 def test_a_step_tells_what_came_of_it(on: Handlers, ids: list[str]) -> None:
@@ -238,9 +242,9 @@ def test_nobody_sees_runs_of_others(
     shown = on.show(guest, memory, ids[-1], 0, *ALL)
     assert shown[parts.table] == [] and shown[parts.shown] is None
     assert all(len(shown[part]["choices"]) == 1 for part in parts.filters[:4])
-    event: Any = SimpleNamespace(_data={"kind": "run", "value": ids[0]})
+    event: Any = SimpleNamespace(_data={"value": ids[0]})
     acts: list[Callable[[], Any]] = [
-        lambda: on.pick(event, guest, None, memory),
+        lambda: on.pick_run(event, guest, memory),
         lambda: on.slide(1, guest, ids[0], memory),
         lambda: on.save_steps(guest, ids[0], memory),
         lambda: on.save_run(guest, ids[0], memory),

@@ -6,7 +6,7 @@ gets as much of a million steps as of a hundred.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +24,17 @@ from app.web.saving import SAVE_FILE, saved
 from app.web.tabs import replay
 from app.web.token_view import token_view
 from app.web.verdicts import title_of
-from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, told
+from app.web.wiring import (
+    AT_ONCE,
+    Asked,
+    Memory,
+    Updates,
+    newest,
+    owner_of,
+    sent,
+    told,
+    unasked,
+)
 from assets import ASSETS
 from engine.errors import StorageError, StrataError
 from storage.conversations import Piece
@@ -371,18 +381,23 @@ class Handlers:
                 return self.opened(self.store(memory, request), ids[at])
         return {self.parts.shown: gr.skip()}
 
-    def pick(
+    def pick_run(self, event: gr.EventData, request: gr.Request, memory: Memory) -> Updates:
+        """The point of a run was clicked in a chart."""
+        value = sent(event).get("value")
+        with told():
+            if isinstance(value, str):
+                return self.opened(self.store(memory, request), value)
+        return {self.parts.shown: gr.skip()}
+
+    def pick_step(
         self, event: gr.EventData, request: gr.Request, shown: str | None, memory: Memory
     ) -> Updates:
-        """A point of a chart was clicked."""
-        kind, value = event._data.get("kind"), event._data.get("value")
+        """The point of a step was clicked in a chart."""
+        value = sent(event).get("value")
         with told():
-            store = self.store(memory, request)
-            if kind == "run" and isinstance(value, str):
-                return self.opened(store, value)
-            if kind == "step" and isinstance(value, int) and shown:
-                return self.at_step(store, shown, value + 1)
-        return {self.parts.shown: gr.skip()}
+            if isinstance(value, int) and shown:
+                return self.at_step(self.store(memory, request), shown, value + 1)
+        return {self.parts.card: gr.skip()}
 
     def slide(
         self, number: float | None, request: gr.Request, shown: str | None, memory: Memory
@@ -437,18 +452,19 @@ class Handlers:
 
     # costs
 
-    def again(
-        self, request: gr.Request, shown: str | None, memory: Memory
-    ) -> Iterator[tuple[object, object]]:
+    def again(self) -> Iterator[str]:
         """Measure what a step costs."""
-        yield measured(self.session, busy=True), gr.skip()
+        yield measured(self.session, busy=True)
         with told():
             self.session.costs.measure()
-        figure: object = gr.skip()
+        yield measured(self.session)
+
+    def curve(self, request: gr.Request, shown: str | None, memory: Memory) -> Updates:
+        """Draw what was measured, beside the run that is open by now."""
         with told():
-            store = self.store(memory, request)
-            figure = cost_figure(self.session, store.digest(shown) if shown else NOTHING)
-        yield measured(self.session), figure
+            run = self.store(memory, request).digest(shown) if shown else NOTHING
+            return {self.parts.plots[COSTS]: cost_figure(self.session, run)}
+        return {self.parts.plots[COSTS]: gr.skip()}
 
 
 def needed(shown: str | None) -> str:
@@ -483,23 +499,53 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
     run: list[Block] = [parts.shown, parts.title, parts.asked, parts.said, *parts.plots, *step]
     all_: list[Block] = [*parts.filters, *parts.trends, *list_, *run, parts.costs]
     chosen = parts.filters
-    parts.tab.select(on.show, [memory, parts.shown, parts.start, *chosen], all_, **AT_ONCE)
+    # What was asked last is what is seen, however long the answers take.
+    asked = gr.State(Asked())
+    parts.tab.select(
+        unasked(on.show), [asked, memory, parts.shown, parts.start, *chosen], all_, **AT_ONCE
+    )
+    filtered = [*parts.trends, *list_, *run]
     for each in parts.filters:
         each.input(
-            on.filter,
-            [memory, parts.shown, *chosen],
-            [*parts.trends, *list_, *run],
+            newest(on.filter, [each, *filtered]),
+            [asked, memory, parts.shown, *chosen],
+            filtered,
             trigger_mode="always_last",
             **AT_ONCE,
         )
-    parts.newer.click(on.newer, [memory, parts.start, *chosen], list_, **AT_ONCE)
-    parts.older.click(on.older, [memory, parts.start, *chosen], list_, **AT_ONCE)
-    parts.table.select(on.choose, [parts.ids, memory], run, **AT_ONCE)
-    parts.picks.pick(on.pick, [parts.shown, memory], run, trigger_mode="always_last", **AT_ONCE)
-    parts.step.input(
-        on.slide, [parts.step, parts.shown, memory], step, trigger_mode="always_last", **AT_ONCE
+    for button, turn in ((parts.newer, on.newer), (parts.older, on.older)):
+        button.click(newest(turn, list_), [asked, memory, parts.start, *chosen], list_, **AT_ONCE)
+    parts.table.select(
+        newest(on.choose, run), [asked, parts.ids, memory], run, trigger_mode="multiple", **AT_ONCE
     )
-    parts.steps.select(on.choose_step, [parts.shown, parts.step, memory], step, **AT_ONCE)
+    parts.picks.run(
+        newest(on.pick_run, run), [asked, memory], run, trigger_mode="multiple", **AT_ONCE
+    )
+
+    def at_step(handler: Callable[..., Updates]) -> Callable[..., Updates]:
+        return newest(handler, step, of=[parts.shown])
+
+    parts.picks.step(
+        at_step(on.pick_step),
+        [asked, parts.shown, memory],
+        step,
+        trigger_mode="multiple",
+        **AT_ONCE,
+    )
+    parts.step.input(
+        at_step(on.slide),
+        [asked, parts.step, parts.shown, memory],
+        step,
+        trigger_mode="always_last",
+        **AT_ONCE,
+    )
+    parts.steps.select(
+        at_step(on.choose_step),
+        [asked, parts.shown, parts.step, memory],
+        step,
+        trigger_mode="multiple",
+        **AT_ONCE,
+    )
     for button, save, inputs in (
         (parts.runs_csv, on.save_runs, [memory, *chosen]),
         (parts.steps_csv, on.save_steps, [parts.shown, memory]),
@@ -509,5 +555,6 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
             None, parts.outgoing, None, js=SAVE_FILE, **AT_ONCE
         )
     if parts.again is not None:
-        changed = [parts.costs, parts.plots[COSTS]]
-        parts.again.click(on.again, [parts.shown, memory], changed, **AT_ONCE)
+        parts.again.click(on.again, None, parts.costs, **AT_ONCE).then(
+            unasked(on.curve), [asked, parts.shown, memory], parts.plots[COSTS], **AT_ONCE
+        )
