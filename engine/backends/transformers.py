@@ -133,7 +133,7 @@ class TransformersBackend:
 
     def open(self) -> Self:
         other = copy(self)
-        other.head = self.head and type(self.head)(self.head.weights)
+        other.head = self.head and self.head.open(other)
         other.close()
         return other
 

@@ -12,6 +12,7 @@ keys and values, of the tokens in `cached` and the one after them.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,8 +20,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from engine.heads.base import HeadInfo, LogitGuess
-from engine.heads.eagle3 import Eagle3, tapped
-from engine.heads.mtp import Mtp
+from engine.heads.eagle3 import tapped
 from engine.settings import Sampling
 
 DEPTH = 8
@@ -35,10 +35,10 @@ SPARE = 64
 class Eagle3Weights:
     """What all sequences share: the head, and the embedding and output matrix that it uses, its own
     or its target's. `tokens` are the target's tokens that its logits are of, None for all. `taps`
-    are the target's modules whose outputs it reads. Prediction layers are kept in the same way
-    (engine/heads/mtp_head.py)."""
+    are the target's modules whose outputs it reads. `head` may be another network that reads them
+    (engine/heads/mtp.py, assistant.py): all have `join`, `norm` and `fc`."""
 
-    head: Eagle3 | Mtp
+    head: Any
     embedding: torch.Tensor
     output: torch.Tensor
     tokens: NDArray[np.int64] | None
@@ -84,6 +84,10 @@ class Eagle3Head:
         self.weights, self.info = weights, weights.info
         self.on = False
         self.reset()
+
+    def open(self, owner: object) -> Self:
+        """The head of another sequence, that of this backend."""
+        return type(self)(self.weights)
 
     def reset(self) -> None:
         """Know nothing."""

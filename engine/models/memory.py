@@ -24,6 +24,7 @@ SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, 
 """Bytes of a number in a weight file; what is not listed takes one."""
 KEEPING = (
     "k_proj.weight", "v_proj.weight", "kv_b_proj.weight", "fc.weight", "eh_proj.weight",
+    "post_projection.weight",
 )  # fmt: skip
 """How the names of those tensors of a head end whose outputs it keeps for each token."""
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}

@@ -5,6 +5,7 @@ A head that was found and does not fit is left out, and the model says why; one 
 is an error then.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from engine.backends.base import digest
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.errors import ModelError, first_line
+from engine.heads.assistant import TYPES, AssistantHead, read_assistant
 from engine.heads.base import HeadInfo
 from engine.heads.eagle3 import taps_of
 from engine.heads.eagle3_files import Target, read_head
@@ -43,10 +45,7 @@ def with_head(backend: TransformersBackend, source: str, wanted: str) -> None:
         return
     head: Eagle3Head | None
     try:
-        if folder is None:
-            head = own_head(backend, source)
-        else:
-            head = Eagle3Head(weights_of(backend, folder, weights_digest(source)))
+        head = given_head(backend, folder, source) if folder else own_head(backend, source)
     except ModelError as error:
         if wanted != "auto":
             raise
@@ -56,6 +55,65 @@ def with_head(backend: TransformersBackend, source: str, wanted: str) -> None:
     if head is not None:
         backend.head = head
         backend.info = replace(backend.info, head=head.info)
+
+
+def given_head(backend: TransformersBackend, folder: Path, source: str) -> Eagle3Head:
+    """The head in a folder. Raises ModelError."""
+    check_folder(folder)
+    if kind_of(folder) not in TYPES:
+        return Eagle3Head(weights_of(backend, folder, weights_digest(source)))
+    try:
+        head = assistant_head(backend, folder)
+        backend.head = head
+        try_out(backend, head)
+        return head
+    except Exception as error:
+        # Whatever the library raises for files that are not what they say.
+        raise ModelError(
+            f"The assistant in {str(folder)!r} cannot be used with {backend.info.name}: "
+            f"{first_line(error)}. Choose one that was made for this model, or load the model "
+            "without one."
+        ) from error
+    finally:
+        backend.head = None
+
+
+def kind_of(folder: Path) -> str:
+    """What config.json says that a folder holds, "" where it cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return str(config.get("model_type"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def assistant_head(backend: TransformersBackend, folder: Path) -> AssistantHead:
+    """Gemma 4's assistant. Raises ValueError where it does not fit, and what the library raises."""
+    model = backend.model
+    network = read_assistant(folder, model)
+    if not backend.info.can_tree:
+        raise ValueError("the model decodes plainly")
+    info = info_of(backend, network, DEPTH, files_digest(sorted(folder.glob("*.safetensors"))))
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    taps = [model.get_decoder()]
+    weights = Eagle3Weights(network, embedding.weight, output.weight, None, taps, info)
+    return AssistantHead(weights, backend)
+
+
+def info_of(
+    backend: TransformersBackend, network: torch.nn.Module, depth: int, fingerprint: str
+) -> HeadInfo:
+    """What is told of layers that are no EAGLE-3 head."""
+    # Matrices that are one are counted once; what is computed at load is not stored.
+    held = {id(each): each for each in network.state_dict(keep_vars=True).values()}.values()
+    return HeadInfo(
+        MTP,
+        depth,
+        branches=backend.info.leaves != 1,
+        parameters=sum(each.numel() for each in held),
+        memory_bytes=sum(each.numel() * each.element_size() for each in held),
+        fingerprint=digest([fingerprint, MTP]),
+    )
 
 
 def own_head(backend: TransformersBackend, source: str) -> MtpHead | None:
@@ -100,15 +158,8 @@ def own_weights(backend: TransformersBackend, source: str) -> Eagle3Weights | No
     if found.shared:
         del joints[1:]
     head = build(backend.model, joints, layers)
-    held = head.state_dict().values()
-    info = HeadInfo(
-        MTP,
-        DEPTH if len(layers) == 1 else len(layers),
-        branches=backend.info.leaves != 1,
-        parameters=sum(each.numel() for each in held),
-        memory_bytes=sum(each.numel() * each.element_size() for each in held),
-        fingerprint=digest([backend.info.fingerprint, MTP]),
-    )
+    depth = DEPTH if len(layers) == 1 else len(layers)
+    info = info_of(backend, head, depth, backend.info.fingerprint)
     model = backend.model
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     # The state behind the last norm: a decoder's first output.
@@ -137,7 +188,7 @@ def read(places: Mapping[str, Path], names: Sequence[str]) -> dict[str, torch.Te
     return tensors
 
 
-def try_out(backend: TransformersBackend, head: MtpHead) -> None:
+def try_out(backend: TransformersBackend, head: Eagle3Head) -> None:
     """Raise where guesses fail or are no numbers. Leaves all caches empty."""
     tokens = [7 * number % backend.info.vocabulary_size for number in range(1, TOKENS + 1)]
     head.listen(True)
@@ -155,7 +206,7 @@ def try_out(backend: TransformersBackend, head: MtpHead) -> None:
 
 
 def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle3Weights:
-    """The head in a folder, beside its target and in its dtype. Raises ModelError."""
+    """The EAGLE-3 head in a folder, beside its target and in its dtype. Raises ModelError."""
     check_folder(folder)
     model = backend.model
     config = model.config.get_text_config()
@@ -196,9 +247,9 @@ def check_folder(folder: Path) -> None:
     gguf = folder.suffix.lower() == ENDING or any(folder.glob(f"*{ENDING}"))
     other = " A head in a GGUF file serves the GGUF file of its model." if gguf else ""
     raise ModelError(
-        f"There is no EAGLE-3 head in {str(folder)!r}: {found_at(folder)}. Give a folder with "
-        "config.json and *.safetensors files of a head that was trained for this model, or load "
-        f"the model without one (auto, off).{other}"
+        f"There is no head in {str(folder)!r}: {found_at(folder)}. Give a folder with "
+        "config.json and *.safetensors files of an EAGLE-3 head for this model, or of the "
+        f"assistant of a Gemma 4, or load the model without one (auto, off).{other}"
     )
 
 

@@ -120,3 +120,34 @@ def save_glm(folder: Path, layers: int = 3) -> Path:
         for name, each in copies.items():
             tensors[f"{place}{name}.weight"] = each.clone()
     return put(folder, tensors)
+
+
+WINDOW = 24
+GEMMA: dict[str, Any] = {
+    **ATTENTION, "num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+    "sliding_window": WINDOW, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY, "enable_moe_block": False,
+    "use_double_wide_mlp": False,
+}  # fmt: skip
+NARROW: dict[str, Any] = {
+    **GEMMA, "hidden_size": 16, "intermediate_size": 24, "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4,
+}  # fmt: skip
+
+
+def save_gemma(folder: Path, shared: int = 2) -> Path:
+    """A Gemma 4, the last layers of which share the keys of those before."""
+    return save_random("Gemma4TextConfig", GEMMA | {"num_kv_shared_layers": shared}, folder)
+
+
+def save_assistant(folder: Path, width: int = WIDTH, **changes: Any) -> Path:
+    """Gemma 4's assistant for that, of random numbers."""
+    from transformers import Gemma4TextConfig
+
+    from engine.heads.assistant import sharing
+
+    text = Gemma4TextConfig(**{**NARROW, **changes})
+    settings = {"text_config": text, "backbone_hidden_size": width}
+    with sharing():
+        return save_random("Gemma4AssistantConfig", settings, folder)
