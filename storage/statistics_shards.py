@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import StorageError, first_line
+from engine.errors import StorageError
+from storage.duck import connection, quoted
 from storage.statistics import FORMAT, KEY_SIZE, key_bits
 from storage.statistics_build import (
     Best,
@@ -119,38 +120,23 @@ def moved(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def connection(folder: Path, memory: int = 0, threads: int = 0) -> Iterator[Any]:
+def counting(folder: Path, memory: int = 0, threads: int = 0) -> Iterator[Any]:
     """DuckDB, which swaps to the folder where it takes more than so many bytes of memory. Raises
     StorageError, also for what goes wrong while it is used."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise StorageError(
-            "Counting more text than memory holds needs DuckDB, which is not installed. Install "
-            "it with: pip install duckdb. Or leave out --memory."
-        ) from error
-    made = duckdb.connect()
-    if memory:
-        made.execute(f"SET memory_limit = '{memory}B'")
-    made.execute("SET temp_directory = ?", [str(folder)])
-    made.execute("SET enable_progress_bar = false")
-    made.execute("SET preserve_insertion_order = false")
-    if threads:
-        made.execute(f"SET threads = {threads}")
-    try:
+    with connection(
+        "Counting more text than memory holds",
+        lambda why: (
+            f"DuckDB stopped in {str(folder)!r}: {why} Give more --memory, or a --work-dir with "
+            "more room."
+        ),
+    ) as made:
+        if memory:
+            made.execute(f"SET memory_limit = '{memory}B'")
+        made.execute("SET temp_directory = ?", [str(folder)])
+        made.execute("SET preserve_insertion_order = false")
+        if threads:
+            made.execute(f"SET threads = {threads}")
         yield made
-    except duckdb.Error as error:
-        raise StorageError(
-            f"DuckDB stopped in {str(folder)!r}: {first_line(error)} Give more --memory, or a "
-            "--work-dir with more room."
-        ) from error
-    finally:
-        made.close()
-
-
-def quoted(path: Path) -> str:
-    """A path within a string of SQL."""
-    return str(path).replace("'", "''")
 
 
 # a shard
@@ -170,7 +156,7 @@ def count_shard(folder: Path, number: int, documents: Documents, vocabulary: int
         check(documents, vocabulary)
     if tokens:
         grams = Grams(documents, vocabulary)
-        with connection(folder, threads=1) as duck:
+        with counting(folder, threads=1) as duck:
             for size in range(LEVELS):
                 level = grams.level(size)
                 # DuckDB reads the arrays where they are.
@@ -296,7 +282,7 @@ class Reduction:
     def rank(self, size: int, shorter: Chances) -> Chances:
         """Rank what follows the keys of `size` tokens; gives what they make likely."""
         plan, parts = self.plan, len(self.cuts[size])
-        with connection(self.folder, int(self.memory * (1 - SHARE))) as duck:
+        with counting(self.folder, int(self.memory * (1 - SHARE))) as duck:
             for part in range(parts):
                 if not self.ranked(size, part).exists():
                     level = self.level(duck, size, part)
@@ -313,7 +299,7 @@ class Reduction:
 
     def rank_all(self) -> None:
         """Rank the keys of every length."""
-        with connection(self.folder, int(self.memory * (1 - SHARE))) as duck:
+        with counting(self.folder, int(self.memory * (1 - SHARE))) as duck:
             self.cuts[0] = [0]
             chances = chances_of_tokens(self.level(duck, 0, 0), self.tokens, self.plan.fewest)
         for size in range(1, LEVELS):

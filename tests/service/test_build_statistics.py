@@ -4,12 +4,18 @@ import gzip
 import io
 import json
 import lzma
+import sys
+import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
+from backports import zstd
 
 from app.build_statistics import main, tokenized
 from engine.backends.toy import ToyBackend
@@ -18,7 +24,8 @@ from engine.local import document_text
 from engine.models.loaders import ModelLoaders
 from engine.settings import Runtime
 from storage import documents as reader
-from storage.documents import Meter, document_of, documents
+from storage.documents import Meter, Reading, document_of, documents
+from storage.duck import connection
 
 RECORDS = [
     {"text": "one text"},
@@ -34,6 +41,23 @@ TEXTS = [
 
 def lines(records: Sequence[object]) -> bytes:
     return "".join(f"{json.dumps(record)}\n" for record in records).encode()
+
+
+CHAT = "[{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'there'}]"
+
+
+def parquet(columns: str, rows: int = 1) -> bytes:
+    """A Parquet file of these columns, in SQL, of row number i."""
+    with tempfile.TemporaryDirectory() as folder, duckdb.connect() as duck:
+        path = Path(folder) / "made.parquet"
+        duck.execute(f"COPY (SELECT {columns} FROM range({rows}) t(i)) TO '{path}'")
+        return path.read_bytes()
+
+
+def damaged_parquet() -> bytes:
+    """One whose end is whole."""
+    content = parquet("md5(i::VARCHAR) AS text", 5000)
+    return content[:900] + bytes(len(content) // 2) + content[900 + len(content) // 2 :]
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
@@ -55,7 +79,6 @@ def zipped(files: dict[str, bytes]) -> bytes:
         ("a.txt.gz", gzip.compress(b"packed", mtime=0), ["packed"]),
         ("a.jsonl.xz", lzma.compress(lines(RECORDS)), TEXTS),
         ("a.jsonl.gz", gzip.compress(lines(RECORDS), mtime=0), TEXTS),
-        ("a.jsonl", b"", []),
         ("a.txt", b"\xef\xbb\xbfwith a mark", ["with a mark"]),
         ("a.TXT", b"loud", ["loud"]),
         ("a.json", json.dumps(RECORDS).encode(), TEXTS),
@@ -63,6 +86,18 @@ def zipped(files: dict[str, bytes]) -> bytes:
         ("a.csv", b'id,Text\n1,"one, ""two"""\n2,three\n3\n', ['one, "two"', "three"]),
         ("a.csv", b"a,b\none,two\nthree,four\n", ["one, two", "three, four"]),
         ("a.csv.gz", gzip.compress(b"content\nin it\n", mtime=0), ["in it"]),
+        ("a.txt.zst", zstd.compress(b"packed"), ["packed"]),
+        ("a.jsonl.zst", zstd.compress(lines(RECORDS[:1])) + zstd.compress(b""), TEXTS[:1]),
+        ("a.jsonl", lines([{"content": "one"}, {"text": "two", "content": "no"}]), ["one", "two"]),
+        ("a.parquet", parquet("'one' AS text, 1 AS id"), ["one"]),
+        ("a.parquet", parquet("'no' AS title, 'one' AS Content"), ["one"]),
+        ("a.parquet", parquet(f"{CHAT} AS messages, 'no' AS text"), TEXTS[1:2]),
+        (
+            "a.parquet",
+            parquet("nullif(i, 1)::VARCHAR AS text", 3),
+            ["0", "2"],
+        ),
+        ("a[1]*'b.parquet", parquet("'odd name' AS text"), ["odd name"]),
         ("a.zip", zipped({"b.txt": b"one", "c/d.jsonl": lines(RECORDS[:1])}), ["one", "one text"]),
         ("a.zip", zipped({"../../e.txt": b"inert", "f.exe": b"no"}), ["inert"]),
     ],
@@ -107,6 +142,13 @@ NOISE = np.random.Generator(np.random.Philox(key=1)).bytes(400).hex().encode()
         ("a.txt.xz", corrupt(lzma.compress(NOISE))),
         ("a.txt.gz", corrupt(gzip.compress(NOISE, mtime=0))),
         ("a.txt", None),
+        ("a.txt.zst", b"not zst"),
+        ("a.txt.zst", zstd.compress(NOISE)[:60]),
+        ("a.txt.zst", corrupt(zstd.compress(NOISE))),
+        ("a.parquet", b"PAR1"),
+        ("a.parquet", parquet("'one' AS text")[:-9]),
+        ("a.parquet", damaged_parquet()),
+        ("a.parquet", None),
         ("a.zip", b"not a zip"),
         ("a.zip", corrupt(zipped({"b.txt": NOISE * 9}))),
         ("a.csv", b"text\n" + b"x" * (17 << 20)),
@@ -126,7 +168,16 @@ def test_files_that_cannot_be_read_are_named(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.parquet", b"PAR1", "Parquet"),
+        ("a.txt", b"", "is empty.*Leave it out"),
+        ("a.jsonl", b"", "is empty"),
+        ("a.parquet", b"", "cannot be read.*Get it again"),
+        ("a.txt.gz", gzip.compress(b""), "is empty"),
+        ("a.parquet", parquet("'x' AS text", 0), "is empty"),
+        ("a.parquet", parquet("'x' AS body, 1 AS id"), r"--field: it has body \(VARCHAR\), id"),
+        ("a.parquet", parquet("1 AS text"), "holds no texts or chats, but INTEGER"),
+        ("a.parquet", parquet("[{'a': 'x'}] AS messages"), "Row 1 of .* is not a document"),
+        ("a.parquet.gz", b"x", "Unpack it first"),
+        ("a.zip", zipped({"b.parquet": b"x"}), "no file that can"),
         ("a.zip", zipped({"b.exe": b"x", "d.zip": zipped({"e.txt": b"x"})}), "no file that can"),
         ("a.jsonl", b'"' + b"x" * (16 << 20) + b'"', "Line 1 .* longer than"),
         ("a.json", b'[{"text": "x"}, {"no": 1}]', "Entry 2 of"),
@@ -139,20 +190,98 @@ def test_what_is_refused_is_told(tmp_path: Path, name: str, content: bytes, word
         list(documents(tmp_path / name))
 
 
-def test_a_packed_file_gives_only_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MOST_BYTES", 1 << 20)
+def test_a_packed_file_gives_only_so_much(tmp_path: Path) -> None:
+    little = Reading(most_bytes=1 << 20)
     bomb = b"x\n" * (8 << 20)
     for name, content in (
         ("a.txt.xz", lzma.compress(bomb, preset=0)),
         ("a.txt.gz", gzip.compress(bomb, mtime=0)),
+        ("a.txt.zst", zstd.compress(bomb)),
         ("a.zip", zipped({"b.txt": bomb})),
     ):
         (tmp_path / name).write_bytes(content)
         taken = 0
         with pytest.raises(StorageError, match="the most that is unpacked"):
-            for found in documents(tmp_path / name):
+            for found in documents(tmp_path / name, reading=little):
                 taken += len(found)
         assert taken <= 1 << 20
+
+
+def test_any_number_of_bytes_is_read_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"more than nine bytes")
+    with pytest.raises(StorageError, match="strata-statistics --memory"):
+        list(documents(tmp_path / "a.txt", reading=Reading(most_bytes=9)))
+    assert [*documents(tmp_path / "a.txt", reading=Reading(most_bytes=None))]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", lines([{"text": "no", "Body": 7, "body": "yes"}])),
+        ("a.json", json.dumps({"text": "no", "body": "yes"}).encode()),
+        ("a.csv", b"text,Body\nno,yes\n"),
+        ("a.parquet", parquet("'no' AS text, 'yes' AS Body")),
+    ],
+)
+def test_a_field_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert [*documents(path, reading=Reading("body"))] == ["yes"]
+    with pytest.raises(StorageError, match="(?i)missing.*(it has|must be)"):
+        list(documents(path, reading=Reading("missing")))
+
+
+def test_parquet_is_read_a_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are grouped in the file; the meter moves with them."""
+    made = parquet("i::VARCHAR AS text", 5000)
+    (tmp_path / "a.parquet").write_bytes(made)
+    held: list[int] = []
+
+    class Watched:
+        def __init__(self, duck: Any) -> None:
+            self.duck = duck
+
+        def execute(self, *asked: Any) -> Any:
+            self.duck.execute(*asked)
+            return self
+
+        def fetchone(self) -> Any:
+            return self.duck.fetchone()
+
+        def fetchall(self) -> Any:
+            held.append(len(rows := self.duck.fetchall()))
+            return rows
+
+    @contextmanager
+    def watched(*words: Any) -> Iterator[Any]:
+        with connection(*words) as duck:
+            yield Watched(duck)
+
+    monkeypatch.setattr("storage.parquet.connection", watched)
+    meter, done = Meter(), list[int]()
+    for number, found in enumerate(documents(tmp_path / "a.parquet", meter)):
+        assert found == str(number)
+        done.append(meter.done)
+    assert max(held) == 1024 and sum(held) > 5000
+    assert done == sorted(done) and len(set(done)) > 100 and meter.done == len(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "words"),
+    [
+        ("a.parquet", "duckdb", "needs DuckDB.*pip install duckdb"),
+        ("a.txt.zst", reader.ZSTD, "pip install backports.zstd"),
+    ],
+)
+def test_a_library_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, words: str
+) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StorageError, match=words):
+        list(documents(tmp_path / name))
 
 
 def test_a_long_text_is_cut_where_lines_end_and_nothing_is_lost(tmp_path: Path) -> None:
