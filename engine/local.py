@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine import native
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Tokenizer
 from engine.compare import cold
 from engine.decode import decode
 from engine.drafting.base import Drafter, NgramTable
@@ -647,7 +647,7 @@ def recalled(stream: Stream[Any], wanted: Any) -> Any:
         raise before_it_began() from None
 
 
-def document_text(document: Document, backend: Backend) -> str:
+def document_text(document: Document, backend: Tokenizer) -> str:
     """A document as the model would see it; one that ends with an answer ends as answers do."""
     if isinstance(document, str):
         return document

@@ -53,6 +53,45 @@ class BackendInfo:
     head: HeadInfo | None = None
 
 
+class TokenizerInfo(Protocol):
+    """What a tokenizer tells of itself; `BackendInfo` does, too."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer_fingerprint(self) -> str: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+
+class Tokenizer(Protocol):
+    """How a model reads text: the part of a `Backend` that needs none of its weights."""
+
+    @property
+    def info(self) -> TokenizerInfo: ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text."""
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        """The conversation in the model's chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A `TokenizerInfo` where no model is loaded."""
+
+    name: str
+    tokenizer_fingerprint: str
+    vocabulary_size: int
+    eos_ids: frozenset[int]
+
+
 class Filled(NamedTuple):
     """What came of a prefill: how many tokens were in the cache already, and whether all are now.
 

@@ -28,7 +28,7 @@ from typing import Any, Self
 import llama_cpp
 import numpy as np
 
-from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
+from engine.backends.base import BackendInfo, Filled, TokenizerInfo, common_prefix, conversation
 from engine.backends.chat_template import Fill
 from engine.backends.scores import LogitScores
 from engine.decode import never
@@ -183,12 +183,44 @@ class Shared:
         weakref.finalize(self, free, context, model)
 
 
-class LlamaCppBackend:
+class LlamaCppTokenizer:
+    """The vocabulary of a file behind the Tokenizer protocol. `template` fills its chat template,
+    where it has one."""
+
+    info: Any
+
+    def __init__(self, vocabulary: Vocabulary, template: Fill | None, info: TokenizerInfo) -> None:
+        self.tokens, self.template, self.info = vocabulary, template, info
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.tokens.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        pieces = self.tokens.pieces
+        return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
+
+    def vocabulary(self) -> list[str]:
+        return self.tokens.texts
+
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        """The conversation in the file's chat template (run in a sandbox).
+
+        It begins with the token that begins a text, where the file asks for one and its template
+        does not write it.
+        """
+        begin = self.tokens.begin
+        text = conversation(messages, self.template, "", self.info.name, thinking)
+        return text if text.startswith(begin) else begin + text
+
+
+class LlamaCppBackend(LlamaCppTokenizer):
     """A loaded model behind the Backend protocol: one sequence of it, a conversation.
 
-    `model` and `context` are the library's. `template` fills the chat template, where the file has
-    one. `rows` is how many tokens of a prompt are read at a time.
+    `model` and `context` are the library's. `rows` is how many tokens of a prompt are read at a
+    time.
     """
+
+    info: BackendInfo
 
     def __init__(
         self,
@@ -199,8 +231,8 @@ class LlamaCppBackend:
         info: BackendInfo,
         rows: int,
     ) -> None:
-        self.model, self.context, self.tokens = model, context, vocabulary
-        self.template, self.info = template, info
+        super().__init__(vocabulary, template, info)
+        self.model, self.context = model, context
         self.head: LlamaHead | None = None
         # The library takes no more at a time than fits its cache, and ends the process otherwise.
         self.chunk = min(rows, llama_cpp.llama_n_batch(context))
@@ -299,26 +331,6 @@ class LlamaCppBackend:
         size, place = len(self.parked), self.order[0]
         read = llama_cpp.llama_state_seq_set_data(self.context, self.parked, size, place)
         return bool(read == size)
-
-    def tokenize(self, text: str) -> list[int]:
-        return self.tokens.tokenize(text)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        pieces = self.tokens.pieces
-        return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
-
-    def vocabulary(self) -> list[str]:
-        return self.tokens.texts
-
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
-        """The conversation in the file's chat template (run in a sandbox).
-
-        It begins with the token that begins a text, where the file asks for one and its template
-        does not write it.
-        """
-        begin = self.tokens.begin
-        text = conversation(messages, self.template, "", self.info.name, thinking)
-        return text if text.startswith(begin) else begin + text
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         wanted = list(tokens[:-1])

@@ -11,7 +11,7 @@ Invariant between calls: the cache holds the `cached` tokens, with the rotary fa
 back, the next prompt then begins with an empty one. After an error it is empty.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from inspect import signature
@@ -23,19 +23,18 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache
 
-from engine.backends.base import BackendInfo, Filled, common_prefix, conversation
+from engine.backends.base import BackendInfo, Filled, common_prefix
 from engine.backends.caches import TREE_ROWS, Name, TreeCache, bytes_of, is_recurrent, kinds_of
-from engine.backends.chat_template import FILLER, Fill
 from engine.backends.device_scores import DeviceScores
 from engine.backends.rotary import Rotary
 from engine.backends.scans import follow_rows
 from engine.backends.scores import LogitScores
+from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.heads.eagle3_head import Eagle3Head
 from engine.models.state_memory import CHAIN
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import Message
 
 PREFILL_CHUNK = 512
 PARALLEL = 16
@@ -72,7 +71,7 @@ def stopping(layers: Sequence[torch.nn.Module], cancelled: Callable[[], bool]) -
             hook.remove()
 
 
-class TransformersBackend:
+class TransformersBackend(TransformersTokenizer):
     """A loaded model and its tokenizer behind the Backend protocol: one sequence of it.
 
     `resumes` says whether layers that keep a state go on from it with several tokens at a time.
@@ -80,10 +79,12 @@ class TransformersBackend:
     that logits are not on the host, so that whole rows of them are dear.
     """
 
+    info: BackendInfo
     unread = 0
 
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
-        self.model, self.tokenizer, self.info = model, tokenizer, info
+        super().__init__(tokenizer, info)
+        self.model = model
         self.head: Eagle3Head | None = None
         config = model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
@@ -151,24 +152,6 @@ class TransformersBackend:
         except BaseException:
             self.close()
             raise
-
-    def tokenize(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return str(
-            self.tokenizer.decode(
-                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
-
-    def vocabulary(self) -> list[str]:
-        return vocabulary_of(self.tokenizer)
-
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
-        """The conversation in the model's chat template (run in transformers' sandbox)."""
-        begin = self.tokenizer.bos_token or ""
-        return conversation(messages, filler(self.tokenizer), begin, self.info.name, thinking)
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
@@ -376,21 +359,6 @@ def starts_again(model: Any, switch: int) -> bool:
         next_sequence_length=1,
     )
     return bool(inputs["input_ids"].shape[1] > 1)
-
-
-def filler(tokenizer: Any) -> Fill | None:
-    """What fills a tokenizer's chat template; None where it has none."""
-
-    def fill(turns: Sequence[Mapping[str, str]], variables: Mapping[str, bool]) -> str:
-        template, tokens = tokenizer.get_chat_template(), tokenizer.special_tokens_map
-        return FILLER.fill("transformers", template, tokens, turns, variables)
-
-    return fill if tokenizer.chat_template else None
-
-
-def vocabulary_of(tokenizer: Any) -> list[str]:
-    """Every token as the tokenizer writes it, by id."""
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:

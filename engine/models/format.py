@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Tokenizer
 from engine.models.memory import Need
 from engine.settings import Runtime
 
@@ -84,6 +84,9 @@ class ModelFormat(Protocol):
 
     def load(self, source: str, runtime: Runtime) -> Backend:
         """A checked backend. Raises ModelError for what cannot be used."""
+
+    def tokenizer(self, source: str) -> Tokenizer:
+        """The tokenizer of a model, for which its weights are not loaded. Raises ModelError."""
 
     def need(self, source: str, runtime: Runtime) -> Need:
         """What the model will take, told before it is loaded. Raises ModelError."""

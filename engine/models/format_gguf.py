@@ -10,7 +10,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Tokenizer
 from engine.errors import ModelError
 from engine.models import llama_cpp_python
 from engine.models.format import ModelFormat
@@ -121,6 +121,14 @@ class Gguf(ModelFormat):
         path = download(self, source, lambda done, total: None, lambda: False)
         backend: Backend = load_gguf(path, runtime)
         return backend
+
+    def tokenizer(self, source: str) -> Tokenizer:
+        from engine.models.load_llamacpp import load_tokenizer
+        from engine.models.sources import download
+
+        path = download(self, source, lambda done, total: None, lambda: False)
+        found: Tokenizer = load_tokenizer(path)
+        return found
 
     def need(self, source: str, runtime: Runtime) -> Need:
         from engine.models.load_llamacpp import need

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Tokenizer
 from engine.errors import ModelError
 from engine.models import memory
 from engine.models.format import HEAD, ModelFormat, head_folder, looks_like_path
@@ -131,6 +131,11 @@ class Transformers(ModelFormat):
             runtime.threads,
             runtime.head,
         )
+
+    def tokenizer(self, source: str) -> Tokenizer:
+        from engine.models.load_transformers import load_tokenizer
+
+        return load_tokenizer(source)
 
     def need(self, source: str, runtime: Runtime) -> Need:
         device = self.device(runtime)

@@ -6,6 +6,7 @@ a model is handed out, one small tree forward is compared with plain forwards; a
 disagrees or cannot roll back decodes plainly, and says why.
 """
 
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -76,6 +77,40 @@ def load_gguf(source: str, runtime: Runtime) -> Any:
     head = with_head(backend, path, runtime, not slow, found.head)
     backend.info = replace(backend.info, note=" ".join(filter(None, notes)), head=head)
     return backend
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a GGUF file, of which its header is read alone. Raises ModelError."""
+    runtime = Runtime(head="off")
+    probed(source, runtime)
+    FILLER.prepare("llama_cpp")
+
+    from engine.backends import base
+    from engine.backends.llamacpp import LlamaCppTokenizer, Vocabulary, free
+    from engine.models.gguf import Unusable, opened
+
+    path = Path(source).expanduser()
+    try:
+        model, context = opened(path, runtime, fast=False, weights=False)
+    except Unusable as problem:
+        raise refusal(source, str(problem)) from problem
+    vocabulary = Vocabulary(model)
+    info = base.Vocabulary(
+        path.stem,
+        fingerprint(tokenizer_type(vocabulary), vocabulary.texts),
+        vocabulary.size,
+        vocabulary.ends,
+    )
+    made = LlamaCppTokenizer(vocabulary, chat_template(model, vocabulary)[0], info)
+    weakref.finalize(made, free, context, model)
+    return made
+
+
+def tokenizer_type(vocabulary: Any) -> str:
+    """How the tokenizer of a file splits text."""
+    import llama_cpp
+
+    return KINDS.get(llama_cpp.llama_vocab_type(vocabulary.raw), "other")
 
 
 def need(source: str, runtime: Runtime) -> Need:
@@ -150,12 +185,12 @@ def describe(
     )
 
     name = path.name.removesuffix(path.suffix)
-    tokenizer_type = KINDS.get(llama_cpp.llama_vocab_type(vocabulary.raw), "other")
+    kind = tokenizer_type(vocabulary)
     return BackendInfo(
         name=name,
         kind="llama.cpp",
         fingerprint=file_fingerprint(path),
-        tokenizer_fingerprint=fingerprint(tokenizer_type, vocabulary.texts),
+        tokenizer_fingerprint=fingerprint(kind, vocabulary.texts),
         vocabulary_size=vocabulary.size,
         eos_ids=vocabulary.ends,
         context_length=context_length(model, runtime),
@@ -165,7 +200,7 @@ def describe(
         device="gpu" if offloads(runtime) else "cpu",
         dtype=weights_type(model),
         threads=threads_of(runtime),
-        tokenizer_type=tokenizer_type,
+        tokenizer_type=kind,
         parameters=llama_cpp.llama_model_n_params(model),
         memory_bytes=llama_cpp.llama_model_size(model),
         sampling=recommended(model),

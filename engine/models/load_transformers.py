@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from engine.backends.base import BackendInfo, digest, fingerprint
+from engine.backends.base import BackendInfo, Vocabulary, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold, unfolded
-from engine.backends.transformers import TransformersBackend, filler, vocabulary_of
+from engine.backends.transformers import TransformersBackend
+from engine.backends.transformers_tokenizer import (
+    TransformersTokenizer,
+    filler,
+    vocabulary_of,
+)
 from engine.errors import ModelError, SettingError, first_line
 from engine.machine import computes_bfloat16
 from engine.models.format import looks_like_path
@@ -61,12 +66,7 @@ def load_transformers(
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
     pick_dtype(dtype, where)  # an unknown one is refused before anything is read
-    if looks_like_path(source) and not (Path(source) / "config.json").is_file():
-        problem = "has no config.json" if Path(source).is_dir() else "does not exist"
-        raise ModelError(
-            f"The model folder {source!r} {problem}. Give a folder that holds config.json, "
-            "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
-        )
+    check_folder(source)
     FILLER.prepare("transformers")
     model, tokenizer = read(source, where, dtype)
     backend = TransformersBackend(
@@ -75,6 +75,53 @@ def load_transformers(
     examine(backend, TOLERANCE[model.dtype])
     with_head(backend, source, head)
     return backend
+
+
+def load_tokenizer(source: str) -> TransformersTokenizer:
+    """The tokenizer of a model in a local folder or on the hub: its weights are neither read nor
+    downloaded. Raises ModelError."""
+    if source.startswith("~"):
+        source = str(Path(source).expanduser())
+    check_folder(source)
+    FILLER.prepare("transformers")
+    try:
+        if not looks_like_path(source):
+            check_reachable(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        try:
+            generation = GenerationConfig.from_pretrained(source)
+        except OSError:
+            generation = GenerationConfig.from_model_config(config)
+    except Exception as error:
+        # As where a model is read: over a dozen types mean the same.
+        raise ModelError(
+            f"The tokenizer of {source!r} could not be loaded: {one_line(error)} Check that "
+            "config.json and the tokenizer's files are there and complete."
+        ) from error
+    tokenizer.model_max_length = NO_LIMIT
+    info = Vocabulary(
+        name_of(source),
+        fingerprint(tokenizer_type(tokenizer), vocabulary_of(tokenizer)),
+        config.get_text_config().vocab_size,
+        eos_ids(generation, config, tokenizer),
+    )
+    return TransformersTokenizer(tokenizer, info)
+
+
+def check_folder(source: str) -> None:
+    """Raise ModelError for a path where no model is."""
+    if looks_like_path(source) and not (Path(source) / "config.json").is_file():
+        problem = "has no config.json" if Path(source).is_dir() else "does not exist"
+        raise ModelError(
+            f"The model folder {source!r} {problem}. Give a folder that holds config.json, "
+            "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
+        )
+
+
+def name_of(source: str) -> str:
+    """What a model is called."""
+    return Path(source).resolve().name if looks_like_path(source) else source
 
 
 def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
@@ -190,12 +237,12 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     fill = filler(tokenizer)
     return BackendInfo(
-        name=Path(source).resolve().name if looks_like_path(source) else source,
+        name=name_of(source),
         kind="transformers",
         fingerprint=model_fingerprint(source, model),
         tokenizer_fingerprint=fingerprint(tokenizer_type(tokenizer), vocabulary_of(tokenizer)),
         vocabulary_size=config.vocab_size,
-        eos_ids=eos_ids(model, tokenizer),
+        eos_ids=eos_ids(model.generation_config, model.config, tokenizer),
         sampling=recommended(model),
         context_length=context,
         can_tree=not plainly,
@@ -251,12 +298,12 @@ def recommended(model: Any) -> Sampling:
         return Sampling()
 
 
-def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def eos_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
     """Every id that ends a turn, from the generation config, the config and the tokenizer."""
     found: set[int] = set()
     for value in (
-        model.generation_config.eos_token_id,
-        getattr(model.config.get_text_config(), "eos_token_id", None),
+        generation.eos_token_id,
+        getattr(config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
     ):
         found.update([value] if isinstance(value, int) else value or [])

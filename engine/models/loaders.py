@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Tokenizer
 from engine.errors import ModelError, SettingError
 from engine.models.formats import FORMATS, format_of
 from engine.models.memory import Need, free_memory
@@ -75,6 +75,12 @@ def load(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Backend:
     return format_of(source).load(source, runtime)
 
 
+def tokenizer(source: str) -> Tokenizer:
+    """A model's tokenizer. Its weights are not loaded, and where its tokenizer is a file of its own
+    they are not downloaded either. Raises ModelError."""
+    return format_of(source).tokenizer(source)
+
+
 def need(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Need:
     """What a model will take. Raises ModelError for what is no model, and where that cannot be told
     before it is downloaded."""
@@ -100,6 +106,7 @@ class ModelLoaders:
     check: Callable[[str], int] = check
     removable: Callable[[str, Sequence[Path]], bool] = removable
     remove: Callable[[str, Sequence[Path]], int] = remove
+    tokenizer: Callable[[str], Tokenizer] = tokenizer
 
 
 MODEL_LOADERS = ModelLoaders()
