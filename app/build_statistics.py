@@ -2,20 +2,19 @@
 
 In a checkout: `python -m app.build_statistics FILES`.
 
-Reads text (.txt, .md), JSON and JSON lines (.json, .jsonl: "text" or chat "messages" per record)
-and tables (.csv: the column "text", or all of a row), also packed (.zip, .xz, .gz). Interrupted, it
-leaves everything as it was.
+Reads text (.txt, .md), JSON and JSON lines (.json, .jsonl: chat "messages", "text" or "content" per
+record) and tables (.csv, .parquet: a column of these), also packed (.zip, .xz, .gz, .zst).
+Interrupted, it leaves everything as it was. Of the model its tokenizer is loaded alone.
 
-With `--memory` the texts may be larger than that: they are counted in shards, in a work folder. The
-file is the same. Interrupted, the same command goes on where it was.
+With `--memory` the texts may be larger than that: they are counted in shards, in a work folder, on
+this host or with `--ray` on many. The file is the same. Interrupted, the same command goes on where
+it was.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +22,17 @@ from numpy.typing import NDArray
 from platformdirs import user_data_path
 from tqdm import tqdm
 
-from engine.backends.base import Backend
-from engine.decode import never
+from app.corpus import CHARACTERS, Corpus, check, in_volumes, size_of, tokens_of
+from engine.backends.base import Tokenizer
 from engine.errors import StrataError
-from engine.local import document_text
-from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS
-from engine.types import Document
+from engine.models.loaders import MODEL_LOADERS, settled
 from storage import statistics_build, statistics_shards
-from storage.documents import Meter, documents
+from storage.documents import USUAL, Reading, documents
 from storage.statistics import SUFFIX
 from storage.statistics_build import FEWEST, build
-from storage.statistics_shards import Plan, count, reduce, shard_size
+from storage.statistics_map import Job, count
+from storage.statistics_ray import count_on_hosts
+from storage.statistics_shards import Plan, reduce, shard_size
 
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
 SMALLEST_MEMORY = 0.5
@@ -41,15 +40,15 @@ MOST_TOKENS = 50_000_000
 
 
 def tokenized(
-    files: Sequence[Path], backend: Backend, most_tokens: int
+    files: Sequence[Path], tokenizer: Tokenizer, most_tokens: int, reading: Reading = USUAL
 ) -> list[NDArray[np.uint32]]:
     """The documents of all files as token arrays, with a progress bar, up to `most_tokens`."""
     arrays: list[NDArray[np.uint32]] = []
     total = 0
     with tqdm(unit=" tokens", unit_scale=True, desc="Tokenize") as bar:
         for path in files:
-            for found in documents(path):
-                document = tokens_of(backend, found)
+            for found in documents(path, reading=reading):
+                document = tokens_of(tokenizer, found)
                 arrays.append(document)
                 bar.update(len(document))
                 total += len(document)
@@ -59,55 +58,44 @@ def tokenized(
     return arrays
 
 
-def shards(files: Sequence[Path], characters: int, bar: tqdm) -> Iterator[list[Document]]:
-    """The documents of all files, so many characters together; always cut at the same places."""
-    meter, shard, size = Meter(), list[Document](), 0
-    for path in files:
-        for found in documents(path, meter):
-            bar.update(meter.done - bar.n)
-            shard.append(found)
-            size += len(found) if isinstance(found, str) else sum(len(m.content) for m in found)
-            if size >= characters:
-                yield shard
-                shard, size = [], 0
-    if shard:
-        yield shard
-
-
 def texts_of(files: Sequence[Path]) -> tuple[str, ...]:
     """What tells other texts, or texts that were changed, from these."""
     states = [(path.resolve(), path.stat()) for path in files]
     return tuple(f"{path} {state.st_size} {state.st_mtime_ns}" for path, state in states)
 
 
-def built_in_shards(options: argparse.Namespace, backend: Backend, out: Path) -> dict[str, str]:
+def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path) -> dict[str, str]:
     """Count the texts in shards, and write the file. Raises StrataError."""
-    info, memory = backend.info, int(options.memory * GIGABYTE)
-    folder = options.work_dir or out.with_name(f"{out.name}.work")
+    info, memory = tokenizer.info, int(options.memory * GIGABYTE)
+    folder = (options.work_dir or out.with_name(f"{out.name}.work")).resolve()
+    reading = Reading(options.field, most_bytes=None)
+    files = [path.resolve() for path in options.files]
+    check(files, reading)
     plan = Plan(
-        texts_of(options.files), info.tokenizer_fingerprint, info.vocabulary_size, options.fewest
+        (options.field, *texts_of(files)),
+        info.tokenizer_fingerprint,
+        info.vocabulary_size,
+        options.fewest,
     )
-    size = plan.claim(folder, shard_size(memory, options.shards))
-    with (
-        tqdm(
-            total=sum(path.stat().st_size for path in options.files),
-            unit="B",
-            unit_scale=True,
-            desc="Count",
-        ) as bar,
-        ThreadPoolExecutor(options.shards) as threads,
-    ):
+    most = plan.claim(folder, shard_size(memory, options.shards))
+    model = settled(options.model)
+    corpus = Corpus(
+        in_volumes(files), reading, model, info.tokenizer_fingerprint, CHARACTERS * most
+    )
+    job = Job(folder, corpus, info.vocabulary_size, most)
+    sizes = [size_of(volume) for volume in corpus.files]
+    shares = [0.0] * len(sizes)
+    with tqdm(total=sum(sizes), unit="B", unit_scale=True, desc="Count") as bar:
 
-        def tokenized(texts: Sequence[Document]) -> list[NDArray[np.uint32]]:
-            return list(threads.map(partial(tokens_of, backend), texts))
+        def told(volume: int, share: float) -> None:
+            shares[volume] = share
+            done = sum(size * part for size, part in zip(sizes, shares, strict=True))
+            bar.update(int(done) - bar.n)
 
-        count(
-            folder,
-            shards(options.files, size, bar),
-            tokenized,
-            info.vocabulary_size,
-            options.shards,
-        )
+        if options.ray is None:
+            count(job, options.shards, told)
+        else:
+            count_on_hosts(job, options.ray, told)
     return counting(
         statistics_shards.STAGES,
         lambda progress: reduce(
@@ -120,11 +108,6 @@ def built_in_shards(options: argparse.Namespace, backend: Backend, out: Path) ->
             progress,
         ),
     )
-
-
-def tokens_of(backend: Backend, document: Document) -> NDArray[np.uint32]:
-    """The tokens of a document."""
-    return np.array(backend.tokenize(document_text(document, backend)), dtype=np.uint32)
 
 
 def title_of(options: argparse.Namespace) -> str:
@@ -146,37 +129,36 @@ def counting(
         return work(progress)
 
 
-def loaded(source: str) -> Backend:
-    """The model whose tokenizer is used, downloaded if need be, with a progress bar."""
+def loaded(source: str) -> Tokenizer:
+    """The tokenizer of a model, downloaded if need be, with a progress bar where it is large."""
     with tqdm(unit="B", unit_scale=True, desc="Download", leave=False, delay=0.2) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        if not MODEL_LOADERS.present(source):
-            MODEL_LOADERS.download(source, progress, never)
-    return MODEL_LOADERS.load(source, DEFAULT_RUNTIME)
+        return MODEL_LOADERS.tokenizer(settled(source), progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, build, report. Returns the exit status."""
     options = parsed(arguments)
     try:
-        backend = loaded(options.model)
-        fingerprint = backend.info.tokenizer_fingerprint
+        tokenizer = loaded(options.model)
+        fingerprint = tokenizer.info.tokenizer_fingerprint
         out = options.out or options.data_dir / "statistics" / f"{fingerprint}{SUFFIX}"
         if options.memory is not None:
-            meta = built_in_shards(options, backend, out)
+            meta = built_in_shards(options, tokenizer, out)
         else:
-            arrays = tokenized(options.files, backend, options.max_tokens)
+            reading = Reading(options.field)
+            arrays = tokenized(options.files, tokenizer, options.max_tokens, reading)
             meta = counting(
                 statistics_build.STAGES,
                 lambda progress: build(
                     arrays,
                     out,
                     fingerprint,
-                    backend.info.vocabulary_size,
+                    tokenizer.info.vocabulary_size,
                     title_of(options),
                     int(options.size * MEGABYTE),
                     progress,
@@ -199,7 +181,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="strata-statistics", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "files", nargs="+", type=Path, help=".txt, .md, .json, .jsonl, .csv; .zip, .xz, .gz"
+        "files",
+        nargs="+",
+        type=Path,
+        help=".txt, .md, .json, .jsonl, .csv, .parquet; .zip, .xz, .gz, .zst",
     )
     parser.add_argument(
         "--model",
@@ -208,6 +193,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="the file (default: in the data directory)")
     parser.add_argument("--data-dir", type=Path, default=user_data_path("strata", appauthor=False))
+    parser.add_argument(
+        "--field",
+        default="",
+        help="the field or column of the texts (default: messages, text or content)",
+    )
     parser.add_argument("--title", help="what the texts are (default: the names of the files)")
     parser.add_argument("--size", type=float, default=64.0, help="megabytes of the file, about")
     parser.add_argument(
@@ -222,7 +212,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=FEWEST,
         help="keep what followed so often; 1 suits a few megabytes of text",
     )
-    large = parser.add_argument_group("texts larger than memory (needs DuckDB)")
+    large = parser.add_argument_group(
+        "texts larger than memory", 'What they need: pip install "strata-chat[cluster]"'
+    )
     large.add_argument("--memory", type=float, help="gigabytes of memory that counting may take")
     large.add_argument(
         "--work-dir", type=Path, help="where shards are kept meanwhile (default: beside the file)"
@@ -233,11 +225,20 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=os.cpu_count() or 1,
         help="how many shards are counted at the same time (default: one per core)",
     )
+    large.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="count on the hosts of a Ray cluster, or on this one's (default: that of this host)",
+    )
     options = parser.parse_args(arguments)
     if options.fewest < 1:
         parser.error(f"--fewest cannot be {options.fewest}. Give 1 or more.")
     if options.memory is not None and not options.memory >= SMALLEST_MEMORY:
         parser.error(f"--memory cannot be {options.memory}. Give {SMALLEST_MEMORY} or more.")
+    if options.ray is not None and options.memory is None:
+        parser.error("--ray counts in shards. Give --memory, too.")
     if options.shards < 1:
         parser.error(f"--shards cannot be {options.shards}. Give 1 or more.")
     return options

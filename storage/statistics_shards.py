@@ -14,13 +14,12 @@ The invariant: what a work folder holds belongs to the texts and settings of its
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +62,6 @@ KEYS = ("packed", "gains", "first", "heads", "entries")
 STAGES = ("count", "rank", "write")
 """What a build does, in this order, as `progress` is told."""
 
-Text = TypeVar("Text")
 Documents = Sequence[NDArray[np.uint32]]
 
 
@@ -109,7 +107,7 @@ class Plan:
 @contextmanager
 def moved(path: Path) -> Iterator[Path]:
     """A file to write that gets its name when it is complete. Raises StorageError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes of other hosts, too
     try:
         yield partial
         os.replace(partial, path)
@@ -142,77 +140,51 @@ def counting(folder: Path, memory: int = 0, threads: int = 0) -> Iterator[Any]:
 # a shard
 
 
-def shard_file(folder: Path, number: int) -> Path:
+def shard_file(folder: Path, name: str) -> Path:
     """What says that a shard is counted, and what it held."""
-    return folder / f"shard-{number:05}.json"
+    return folder / f"shard-{name}.json"
 
 
-def count_shard(folder: Path, number: int, documents: Documents, vocabulary: int) -> None:
-    """Count one shard into files of the folder. Raises StorageError."""
+def pieces(documents: Documents, most: int) -> Iterator[Documents]:
+    """The documents in order, at most so many tokens together: texts have more or fewer."""
+    start = size = 0
+    for at, document in enumerate(documents):
+        if size and size + len(document) > most:
+            yield documents[start:at]
+            start, size = at, 0
+        size += len(document)
+    if size:
+        yield documents[start:]
+
+
+def count_shard(
+    folder: Path, name: str, documents: Documents, vocabulary: int, most: int = LARGEST_SHARD
+) -> None:
+    """Count one shard into files of the folder, at most so many tokens at a time. Raises
+    StorageError."""
     tokens = sum(len(document) for document in documents)
     meta: dict[str, Any] = {"tokens": tokens, "documents": len(documents)}
     meta |= {"rows": [0] * LEVELS, "sketch": [[] for _ in range(LEVELS)]}
     if any(len(document) > 1 for document in documents):
         check(documents, vocabulary)
-    if tokens:
-        grams = Grams(documents, vocabulary)
+    for number, piece in enumerate(pieces(documents, most)):
+        grams = Grams(piece, vocabulary)
         with counting(folder, threads=1) as duck:
             for size in range(LEVELS):
                 level = grams.level(size)
                 # DuckDB reads the arrays where they are.
                 duck.register("level", level._asdict())
-                with moved(folder / f"shard-{number:05}.{size}.parquet") as partial:
+                with moved(folder / f"shard-{name}.{number}.{size}.parquet") as partial:
                     duck.execute(f"COPY (FROM level) TO '{quoted(partial)}' (FORMAT parquet)")
-                meta["rows"][size] = len(level.keys)
-                meta["sketch"][size] = level.keys[::SKETCH].tolist()
-    with moved(shard_file(folder, number)) as partial:
+                meta["rows"][size] += len(level.keys)
+                meta["sketch"][size] += level.keys[::SKETCH].tolist()
+    with moved(shard_file(folder, name)) as partial:
         partial.write_text(json.dumps(meta), encoding="utf-8")
 
 
 def shard_size(memory: int, processes: int) -> int:
-    """How many tokens a shard may have, where so many are counted at a time."""
+    """How many tokens may be counted at a time by each of so many processes."""
     return min(LARGEST_SHARD, int(memory * SHARE) // processes // WINDOW_BYTES)
-
-
-def count(
-    folder: Path,
-    shards: Iterable[Sequence[Text]],
-    tokenized: Callable[[Sequence[Text]], Documents],
-    vocabulary: int,
-    processes: int,
-    counted: Callable[[int], None] = lambda number: None,
-) -> None:
-    """Count all shards of texts, so many at a time; those that are counted already are passed over.
-    `counted` is told the number of each that is done. Raises StorageError."""
-    if (folder / COUNTED).exists():
-        return
-    total, running = 0, dict[Future[None], int]()
-
-    def settle(most: int) -> None:
-        while len(running) > most:
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                number = running.pop(future)
-                future.result()
-                counted(number)
-
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        try:
-            for number, texts in enumerate(shards):
-                total += 1
-                if shard_file(folder, number).exists():
-                    counted(number)
-                    continue
-                documents = tokenized(texts)
-                settle(processes - 1)
-                job = pool.submit(count_shard, folder, number, documents, vocabulary)
-                running[job] = number
-            settle(0)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    with moved(folder / COUNTED) as partial:
-        partial.write_text(json.dumps({"shards": total}), encoding="utf-8")
 
 
 # all shards
@@ -224,8 +196,8 @@ class Reduction:
     def __init__(self, folder: Path, plan: Plan, memory: int, progress: Progress) -> None:
         self.folder, self.plan, self.memory, self.progress = folder, plan, memory, progress
         self.bits = key_bits(plan.vocabulary)
-        number = json.loads((folder / COUNTED).read_text("utf-8"))["shards"]
-        paths = [shard_file(folder, each) for each in range(number)]
+        paths = sorted(folder.glob("shard-*.json"))
+        assert len(paths) == json.loads((folder / COUNTED).read_text("utf-8"))["shards"]
         self.shards = [json.loads(path.read_text("utf-8")) for path in paths]
         self.tokens = sum(shard["tokens"] for shard in self.shards)
         self.documents = sum(shard["documents"] for shard in self.shards)

@@ -5,7 +5,7 @@ A *source* is what a user names: a path, or something on the Hugging Face hub
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,8 +85,9 @@ class ModelFormat(Protocol):
     def load(self, source: str, runtime: Runtime) -> Backend:
         """A checked backend. Raises ModelError for what cannot be used."""
 
-    def tokenizer(self, source: str) -> Tokenizer:
-        """The tokenizer of a model, for which its weights are not loaded. Raises ModelError."""
+    def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
+        """The tokenizer of a model, for which its weights are not loaded; `progress` is that of its
+        download. Raises ModelError."""
 
     def need(self, source: str, runtime: Runtime) -> Need:
         """What the model will take, told before it is loaded. Raises ModelError."""

@@ -4,7 +4,7 @@ A source is a path that ends in .gguf, or "owner/name:file.gguf" on the hub.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -122,11 +122,11 @@ class Gguf(ModelFormat):
         backend: Backend = load_gguf(path, runtime)
         return backend
 
-    def tokenizer(self, source: str) -> Tokenizer:
+    def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
         from engine.models.load_llamacpp import load_tokenizer
         from engine.models.sources import download
 
-        path = download(self, source, lambda done, total: None, lambda: False)
+        path = download(self, source, progress, lambda: False)
         found: Tokenizer = load_tokenizer(path)
         return found
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,7 +132,7 @@ class Transformers(ModelFormat):
             runtime.head,
         )
 
-    def tokenizer(self, source: str) -> Tokenizer:
+    def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
         from engine.models.load_transformers import load_tokenizer
 
         return load_tokenizer(source)

@@ -75,10 +75,14 @@ def load(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Backend:
     return format_of(source).load(source, runtime)
 
 
-def tokenizer(source: str) -> Tokenizer:
+def silent(done: int, total: int) -> None:
+    """Progress that nobody follows."""
+
+
+def tokenizer(source: str, progress: Callable[[int, int], None] = silent) -> Tokenizer:
     """A model's tokenizer. Its weights are not loaded, and where its tokenizer is a file of its own
     they are not downloaded either. Raises ModelError."""
-    return format_of(source).tokenizer(source)
+    return format_of(source).tokenizer(source, progress)
 
 
 def need(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Need:
@@ -106,7 +110,7 @@ class ModelLoaders:
     check: Callable[[str], int] = check
     removable: Callable[[str, Sequence[Path]], bool] = removable
     remove: Callable[[str, Sequence[Path]], int] = remove
-    tokenizer: Callable[[str], Tokenizer] = tokenizer
+    tokenizer: Callable[[str, Callable[[int, int], None]], Tokenizer] = tokenizer
 
 
 MODEL_LOADERS = ModelLoaders()

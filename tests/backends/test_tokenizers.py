@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import ModelError
 from engine.local import document_text
-from engine.models.loaders import MODEL_LOADERS
+from engine.models.loaders import load, tokenizer
 from engine.settings import Runtime
 from engine.types import Document, Message
 from tests.conftest import EMBEDDED
@@ -31,14 +31,14 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
     bare = shutil.copytree(
         EMBEDDED, tmp_path / EMBEDDED.name, ignore=shutil.ignore_patterns("*.safetensors")
     )
-    check_same(MODEL_LOADERS.tokenizer(str(bare)), MODEL_LOADERS.load(str(EMBEDDED), Runtime()))
+    check_same(tokenizer(str(bare)), load(str(EMBEDDED), Runtime()))
     (bare / "generation_config.json").unlink(missing_ok=True)
-    assert MODEL_LOADERS.tokenizer(str(bare)).info.eos_ids
+    assert tokenizer(str(bare)).info.eos_ids
     (bare / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer of .* could not be loaded.*complete"):
-        MODEL_LOADERS.tokenizer(str(bare))
+        tokenizer(str(bare))
     with pytest.raises(ModelError, match="does not exist"):
-        MODEL_LOADERS.tokenizer(str(tmp_path / "nowhere"))
+        tokenizer(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.gguf
@@ -53,8 +53,8 @@ def test_of_a_gguf_file_the_header_alone_is_read(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(gguf, "opened", spied)
     source = str(EMBEDDED.with_suffix(".gguf"))
-    alone = MODEL_LOADERS.tokenizer(source)
+    alone = tokenizer(source)
     assert asked == [False]
-    check_same(alone, MODEL_LOADERS.load(source, Runtime()))
+    check_same(alone, load(source, Runtime()))
     with pytest.raises(ModelError, match="no such file"):
-        MODEL_LOADERS.tokenizer("nowhere.gguf")
+        tokenizer("nowhere.gguf")

@@ -317,26 +317,23 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_that_is_not_here_is_downloaded_first(
+def test_the_tokenizer_alone_is_loaded_and_downloaded_first(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
 
-    def download(
-        source: str, progress: Callable[[int, int], None], cancelled: Callable[[], bool]
-    ) -> str:
+    def tokenizer(source: str, progress: Callable[[int, int], None]) -> ToyBackend:
         progress(5, 10)
         progress(10, 10)
-        done.append("download " * (not cancelled()) + source)
-        return source
-
-    def load(source: str, runtime: Runtime) -> ToyBackend:
-        done.append(f"load {source}")
+        done.append(source)
         return ToyBackend()
 
-    loaders = ModelLoaders(load=load, present=lambda source: False, download=download)
+    def load(source: str, runtime: Runtime) -> ToyBackend:
+        raise AssertionError("no weights are needed")
+
+    loaders = ModelLoaders(load=load, tokenizer=tokenizer)
     monkeypatch.setattr("app.build_statistics.MODEL_LOADERS", loaders)
     out = tmp_path / "a.db"
     assert main([str(texts), "--model", "owner/name:file.gguf", "--out", str(out)]) == 0
-    assert done == ["download owner/name:file.gguf", "load owner/name:file.gguf"]
+    assert done == ["owner/name:file.gguf"]
     assert out.is_file()

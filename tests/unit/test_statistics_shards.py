@@ -3,7 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from engine.errors import StorageError
 from storage import statistics_shards
 from storage.statistics_build import build
-from storage.statistics_shards import COUNTED, Plan, count, count_shard, reduce, shard_file
+from storage.statistics_map import Job, count
+from storage.statistics_shards import COUNTED, Plan, count_shard, pieces, reduce
 
 Documents = Sequence[np.ndarray[Any, np.dtype[np.uint32]]]
 BUDGET = 20_000
@@ -38,11 +41,12 @@ def sharded(
     wanted: Plan,
     budget: int = BUDGET,
     memory: int = 1 << 24,
+    most: int = 1 << 20,
 ) -> bytes:
     """The file that is made of these shards."""
     wanted.claim(folder / "work", 1)
     for number, documents in enumerate(shards):
-        count_shard(folder / "work", number, documents, wanted.vocabulary)
+        count_shard(folder / "work", str(number), documents, wanted.vocabulary, most)
     (folder / "work" / COUNTED).write_text(json.dumps({"shards": len(shards)}))
     reduce(folder / "work", wanted, folder / "out.db", "a title", budget, memory)
     assert not (folder / "work").exists(), "nothing is left behind"
@@ -67,6 +71,15 @@ def test_it_is_the_file_of_the_builder_in_memory(
     assert sharded(tmp_path, shards, wanted, budget) == in_memory(
         tmp_path, documents, wanted, budget
     )
+
+
+def test_a_shard_of_many_tokens_is_counted_in_pieces(tmp_path: Path) -> None:
+    documents, wanted = texts(4, 30, 80, 50), plan(50)
+    made = sharded(tmp_path, [documents[:25], documents[25:]], wanted, most=200)
+    assert made == in_memory(tmp_path, documents, wanted)
+    cut = [*pieces(documents, 200)]
+    assert len(cut) > 5 and sum(map(len, cut)) == len(documents)
+    assert all(len(piece) == 1 or sum(map(len, piece)) <= 200 for piece in cut)
 
 
 def test_ranges_of_keys_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,27 +116,99 @@ def test_any_small_texts(
             sharded(folder, cut, plan(5, 1))
 
 
+@dataclass(frozen=True)
+class Made:
+    """Volumes of shards of texts that are made here, the same in every process; who reads or
+    counts one notes it in a folder."""
+
+    notes: Path
+    bad: int = 0
+    """A token at the end of the last shard, if any."""
+
+    @property
+    def volumes(self) -> int:
+        return 3
+
+    def shards(self, volume: int, told: Callable[[float], None]) -> Iterator[tuple[int, int]]:
+        (self.notes / f"read {volume}").touch()
+        for number in range(volume + 1):
+            told(number / (volume + 1))
+            yield volume, number
+
+    def tokenized(self, shard: tuple[int, int]) -> Documents:
+        (self.notes / f"counted {shard}").touch()
+        documents = texts(10 * shard[0] + shard[1], 10, 100, 50)
+        return [*documents, np.array([self.bad], np.uint32)] if shard == (2, 2) else documents
+
+    def all(self) -> Documents:
+        shards = [(volume, number) for volume in range(3) for number in range(volume + 1)]
+        return [document for shard in shards for document in self.tokenized(shard)]
+
+    def noted(self) -> list[str]:
+        """What was noted since this was asked last."""
+        found = sorted(self.notes.iterdir())
+        for path in found:
+            path.unlink()
+        return [path.name for path in found]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    (tmp_path / "notes").mkdir()
+    return Made(tmp_path / "notes")
+
+
+def job(folder: Path, made: Made) -> Job:
+    """Counting them into a work folder."""
+    plan(50).claim(folder / "work", 1)
+    return Job(folder / "work", made, 50, 300)
+
+
+def reduced(folder: Path) -> bytes:
+    reduce(folder / "work", plan(50), folder / "out.db", "a title", BUDGET, 1 << 24)
+    return (folder / "out.db").read_bytes()
+
+
+class Inline(Executor):
+    """Does at once what it is given."""
+
+    def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(work(*arguments, **options))
+        return done
+
+
+def count_inline(wanted: Job) -> None:
+    if not wanted.counted:
+        for volume in range(wanted.texts.volumes):
+            wanted.count_volume(volume, Inline(), 2, lambda share: None)
+        wanted.finish()
+
+
 class Gone(BaseException):
     """The process ended here."""
 
 
 def test_who_is_interrupted_goes_on_at_every_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is cleaned up, as in a process that is killed."""
-    documents, wanted = texts(5, 20, 200, 50), plan(50)
-    expected = in_memory(tmp_path, documents, wanted)
-    shards = [documents[:10], documents[10:]]
-    replace, left = os.replace, 0
+    """At 20 different moments at least, of counting as of adding up. Nothing is cleaned up, as in
+    a process that is killed."""
+    expected = in_memory(tmp_path, made.all(), plan(50))
+    rename, left, ended = os.replace, 0, list[str]()
 
     def moved(source: Path, target: Path) -> None:
         nonlocal left
         left -= 1
         if not left:
+            ended.append(target.name)
             raise Gone
-        replace(source, target)
+        rename(source, target)
 
     monkeypatch.setattr("storage.statistics_shards.os.replace", moved)
+    monkeypatch.setattr("storage.statistics_build.os.replace", moved)
+    monkeypatch.setattr(statistics_shards, "ROW_BYTES", 60_000)
+    monkeypatch.setattr(statistics_shards, "SKETCH", 7)
     unlink = Path.unlink
 
     def kept(path: Path, missing_ok: bool = False) -> None:
@@ -131,44 +216,34 @@ def test_who_is_interrupted_goes_on_at_every_file(
             unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", kept)
-    moments, made = 0, b""
-    while not made:
-        moments += 1
-        left = moments  # each time it comes one file further
+    result = b""
+    while not result:
+        left = 1 + len(ended) % 20  # a shard takes fewer files: so it comes to its end
         try:
-            work = tmp_path / "work"
-            wanted.claim(work, 1)
-            for number, part in enumerate(shards):
-                if not shard_file(work, number).exists():
-                    count_shard(work, number, part, 50)
-            if not (work / COUNTED).exists():
-                (work / COUNTED).write_text('{"shards": 2}')
-            reduce(work, wanted, tmp_path / "out.db", "a title", BUDGET, 1 << 24)
-            made = (tmp_path / "out.db").read_bytes()
+            count_inline(job(tmp_path, made))
+            result = reduced(tmp_path)
         except Gone:
             assert not (tmp_path / "out.db").exists(), "nothing appears before it is complete"
-    assert made == expected and moments > 7
+    assert result == expected
+    counting = [name for name in ended if name.startswith(("shard", "volume", "counted"))]
+    ranking = [name for name in ended if name.startswith(("ranked", "whole"))]
+    assert len(set(counting)) >= 20 and len(set(ranking)) >= 20
 
 
-def test_shards_are_counted_in_processes(tmp_path: Path) -> None:
-    documents, wanted = texts(6, 30, 100, 40), plan(40)
-    numbers: list[list[int]] = [list(range(at, at + 10)) for at in (0, 10, 20)]
-    asked: list[Sequence[int]] = []
-    told: list[int] = []
-
-    def tokenized(some: Sequence[int]) -> Documents:
-        asked.append(some)
-        return [documents[number] for number in some]
-
-    work = tmp_path / "work"
-    wanted.claim(work, 1)
-    count_shard(work, 1, [documents[number] for number in numbers[1]], 40)
-    count(work, numbers, tokenized, 40, 2, told.append)
-    assert asked == [numbers[0], numbers[2]], "what is counted is not read again"
-    assert sorted(told) == [0, 1, 2]
-    count(work, [], tokenized, 40, 2)
-    reduce(work, wanted, tmp_path / "out.db", "a title", BUDGET, 1 << 24)
-    assert (tmp_path / "out.db").read_bytes() == in_memory(tmp_path, documents, wanted)
+def test_shards_are_counted_in_processes(tmp_path: Path, made: Made) -> None:
+    wanted, told = job(tmp_path, made), dict[int, float]()
+    wanted.count_shard("00001-00002", (1, 1))
+    wanted.count_volume(0, Inline(), 1, lambda share: None)
+    made.noted()
+    count(wanted, 2, told.__setitem__)
+    assert made.noted() == [
+        "counted (1, 0)", "counted (2, 0)", "counted (2, 1)", "counted (2, 2)", "read 1", "read 2",
+    ], "what is counted is neither counted nor read again"  # fmt: skip
+    assert told == {0: 1.0, 1: 1.0, 2: 1.0}
+    count(wanted, 2)
+    assert made.noted() == []
+    expected = in_memory(tmp_path, made.all(), plan(50))
+    assert reduced(tmp_path) == expected
 
 
 def test_too_little_memory_is_said(tmp_path: Path) -> None:
@@ -176,12 +251,17 @@ def test_too_little_memory_is_said(tmp_path: Path) -> None:
         sharded(tmp_path, [texts(1, 9, 9000, 900)], plan(900), memory=1 << 18)
 
 
-def test_a_token_of_another_vocabulary_ends_it(tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    plan(5).claim(work, 1)
-    with pytest.raises(StorageError, match="token 7"):
-        count(work, [[[1, 2, 7]]], lambda some: [np.array(t, dtype=np.uint32) for t in some], 5, 1)
-    assert not (work / COUNTED).exists()
+def test_a_token_of_another_vocabulary_ends_it(tmp_path: Path, made: Made) -> None:
+    wanted = job(tmp_path, replace(made, bad=70))
+    with pytest.raises(StorageError, match="token 70"):
+        count(wanted, 1)
+    assert not wanted.counted
+
+
+def test_a_host_that_does_not_share_the_folder_is_named(tmp_path: Path, made: Made) -> None:
+    elsewhere = replace(job(tmp_path, made), folder=tmp_path / "not here")
+    with pytest.raises(StorageError, match="not see the work folder .* all hosts share"):
+        elsewhere.count_shard("a", (0, 0))
 
 
 def test_a_work_folder_belongs_to_its_texts_and_settings(tmp_path: Path) -> None:
@@ -209,4 +289,4 @@ def test_without_duckdb_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(StorageError, match="pip install"):
-        count_shard(tmp_path, 0, [np.array([1, 2, 3], dtype=np.uint32)], 9)
+        count_shard(tmp_path, "0", [np.array([1, 2, 3], dtype=np.uint32)], 9)
