@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import lzma
+import pickle
 import sys
 import tempfile
 import zipfile
@@ -18,6 +19,7 @@ import pytest
 from backports import zstd
 
 from app.build_statistics import main, tokenized
+from app.corpus import tokenizer_of
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
 from engine.local import document_text
@@ -26,6 +28,9 @@ from engine.settings import Runtime
 from storage import documents as reader
 from storage.documents import Meter, Reading, document_of, documents
 from storage.duck import connection
+from storage.statistics_map import Job
+from storage.statistics_ray import count_on_hosts
+from tests.support.shards import Made, count_inline, job
 
 RECORDS = [
     {"text": "one text"},
@@ -315,6 +320,78 @@ def texts(tmp_path: Path) -> Path:
     path = tmp_path / "texts.txt"
     path.write_text("The cat sat on the mat. " * 40)
     return path
+
+
+@pytest.mark.parametrize("ray", [False, True])
+def test_texts_larger_than_memory_make_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: bool
+) -> None:
+    """Cut into volumes and shards, on this host or on many."""
+    files = []
+    for number in range(5):
+        path = tmp_path / f"{number}.jsonl.zst"
+        records = [{"body": f"text {n} of {number}, and again {n}. "} for n in range(40)]
+        path.write_bytes(zstd.compress(lines([*records, {"body": "x"}])))
+        files.append(str(path))
+    monkeypatch.setattr(
+        "app.build_statistics.MODEL_LOADERS", ModelLoaders(tokenizer=lambda *_: ToyBackend())
+    )
+    monkeypatch.setattr("app.corpus.tokenizer", lambda model: ToyBackend())
+    tokenizer_of.cache_clear()
+    monkeypatch.setattr("app.corpus.VOLUME", 300)
+    monkeypatch.setattr("app.build_statistics.CHARACTERS", 1)
+    monkeypatch.setattr("app.build_statistics.shard_size", lambda memory, shards: 500)
+    counted: list[Job] = []
+
+    def inline(job: Job, how: Any, told: Callable[[int, float], None]) -> None:
+        assert how == ("ray://head" if ray else 3)
+        counted.append(job)
+        count_inline(pickle.loads(pickle.dumps(job)))
+        told(0, 1.0)
+
+    used, other = ("count_on_hosts", "count") if ray else ("count", "count_on_hosts")
+    monkeypatch.setattr(f"app.build_statistics.{used}", inline)
+    monkeypatch.delattr(f"app.build_statistics.{other}")
+    options = [*files, "--model", "toy", "--field", "body", "--title", "a title"]
+    one, many = tmp_path / "one.db", tmp_path / "many.db"
+    assert main([*options, "--out", str(one)]) == 0
+    large = ["--memory", "0.5", "--shards", "3", *(["--ray", "ray://head"] * ray)]
+    assert main([*options, "--out", str(many), *large]) == 0
+    assert many.read_bytes() == one.read_bytes()
+    texts = counted[0].texts
+    assert 1 < texts.volumes < 5
+    shards = [shard for n in range(texts.volumes) for shard in texts.shards(n, lambda share: None)]
+    assert len(shards) > 9 and sum(map(len, shards)) == 5 * 41
+
+
+def test_a_file_that_cannot_be_read_is_known_before_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaders = ModelLoaders(tokenizer=lambda *_: ToyBackend())
+    monkeypatch.setattr("app.build_statistics.MODEL_LOADERS", loaders)
+    monkeypatch.delattr("app.build_statistics.count")
+    good, empty, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out.db"
+    good.write_text("a text")
+    empty.touch()
+    command = [str(good), str(empty), "--model", "toy", "--out", str(out), "--memory", "1"]
+    assert main(command) == 2
+    assert f"{str(empty)!r} is empty" in capsys.readouterr().err
+    assert not out.with_name("out.db.work").exists()
+
+
+def test_ray_needs_memory_to_be_told(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(texts), "--model", "toy", "--ray"])
+    assert "Give --memory" in capsys.readouterr().err
+
+
+def test_without_ray_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes").mkdir()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(StorageError, match="pip install ray.*leave out --ray"):
+        count_on_hosts(job(tmp_path, Made(tmp_path / "notes")), "")
 
 
 def test_the_tokenizer_alone_is_loaded_and_downloaded_first(

@@ -3,9 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,18 @@ from hypothesis import strategies as st
 from engine.errors import StorageError
 from storage import statistics_shards
 from storage.statistics_build import build
-from storage.statistics_map import Job, count
-from storage.statistics_shards import COUNTED, Plan, count_shard, pieces, reduce
+from storage.statistics_map import count
+from storage.statistics_shards import (
+    COUNTED,
+    Documents,
+    Plan,
+    count_shard,
+    pieces,
+    reduce,
+)
+from tests.support.shards import Inline, Made, count_inline, job, plan, texts
 
-Documents = Sequence[np.ndarray[Any, np.dtype[np.uint32]]]
 BUDGET = 20_000
-
-
-def texts(seed: int, documents: int, length: int, vocabulary: int) -> list[Any]:
-    """Documents in which few tokens are frequent, some of them empty."""
-    dice = np.random.default_rng(seed)
-    lengths = dice.integers(0, 2 * length, documents)
-    return [(vocabulary * dice.random(size) ** 4).astype(np.uint32) for size in lengths]
-
-
-def plan(vocabulary: int, fewest: int = 2, text: str = "a text") -> Plan:
-    return Plan((text,), "tok", vocabulary, fewest)
 
 
 def sharded(
@@ -116,73 +111,15 @@ def test_any_small_texts(
             sharded(folder, cut, plan(5, 1))
 
 
-@dataclass(frozen=True)
-class Made:
-    """Volumes of shards of texts that are made here, the same in every process; who reads or
-    counts one notes it in a folder."""
-
-    notes: Path
-    bad: int = 0
-    """A token at the end of the last shard, if any."""
-
-    @property
-    def volumes(self) -> int:
-        return 3
-
-    def shards(self, volume: int, told: Callable[[float], None]) -> Iterator[tuple[int, int]]:
-        (self.notes / f"read {volume}").touch()
-        for number in range(volume + 1):
-            told(number / (volume + 1))
-            yield volume, number
-
-    def tokenized(self, shard: tuple[int, int]) -> Documents:
-        (self.notes / f"counted {shard}").touch()
-        documents = texts(10 * shard[0] + shard[1], 10, 100, 50)
-        return [*documents, np.array([self.bad], np.uint32)] if shard == (2, 2) else documents
-
-    def all(self) -> Documents:
-        shards = [(volume, number) for volume in range(3) for number in range(volume + 1)]
-        return [document for shard in shards for document in self.tokenized(shard)]
-
-    def noted(self) -> list[str]:
-        """What was noted since this was asked last."""
-        found = sorted(self.notes.iterdir())
-        for path in found:
-            path.unlink()
-        return [path.name for path in found]
-
-
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     (tmp_path / "notes").mkdir()
     return Made(tmp_path / "notes")
 
 
-def job(folder: Path, made: Made) -> Job:
-    """Counting them into a work folder."""
-    plan(50).claim(folder / "work", 1)
-    return Job(folder / "work", made, 50, 300)
-
-
 def reduced(folder: Path) -> bytes:
     reduce(folder / "work", plan(50), folder / "out.db", "a title", BUDGET, 1 << 24)
     return (folder / "out.db").read_bytes()
-
-
-class Inline(Executor):
-    """Does at once what it is given."""
-
-    def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
-        done = Future[Any]()
-        done.set_result(work(*arguments, **options))
-        return done
-
-
-def count_inline(wanted: Job) -> None:
-    if not wanted.counted:
-        for volume in range(wanted.texts.volumes):
-            wanted.count_volume(volume, Inline(), 2, lambda share: None)
-        wanted.finish()
 
 
 class Gone(BaseException):
@@ -218,7 +155,7 @@ def test_who_is_interrupted_goes_on_at_every_file(
     monkeypatch.setattr(Path, "unlink", kept)
     result = b""
     while not result:
-        left = 1 + len(ended) % 20  # a shard takes fewer files: so it comes to its end
+        left = 1 + len(ended) % 24  # a shard takes fewer files: so it comes to its end
         try:
             count_inline(job(tmp_path, made))
             result = reduced(tmp_path)
