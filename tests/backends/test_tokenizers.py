@@ -1,6 +1,9 @@
 """A tokenizer alone is that of the loaded model, and none of the model's weights is there."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ from engine.local import document_text
 from engine.models.loaders import load, tokenizer
 from engine.settings import Runtime
 from engine.types import Document, Message
-from tests.conftest import EMBEDDED
+from tests.conftest import EMBEDDED, ROOT
+from tests.support.hub import Hub, serving
 
 CHAT = (Message("user", "How are you?"), Message("assistant", "Well, 日本 and 🙂."))
 TEXTS: list[Document] = ["A text,\n\nwith é and <|end|> in it.  ", CHAT, CHAT[:1]]
@@ -39,6 +43,29 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
         tokenizer(str(bare))
     with pytest.raises(ModelError, match="does not exist"):
         tokenizer(str(tmp_path / "nowhere"))
+
+
+FROM_HUB = """
+import sys
+from engine.models.loaders import tokenizer
+print(tokenizer(sys.argv[1]).info.tokenizer_fingerprint)
+"""
+
+
+@pytest.mark.model
+def test_from_the_hub_no_weights_are_downloaded(tmp_path: Path) -> None:
+    """In a process of its own, as the hub's address is read when its client is imported."""
+    files = {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
+    with serving(Hub({"someone/tiny": files})) as hub:
+        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", FROM_HUB, "someone/tiny"],
+            cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert done.stdout.strip() == tokenizer(str(EMBEDDED)).info.tokenizer_fingerprint, done
+        assert any("tokenizer.json" in line for line in hub.asked)
+        assert not any(".safetensors" in line for line in hub.asked)
 
 
 @pytest.mark.gguf
