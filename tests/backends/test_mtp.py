@@ -17,7 +17,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Step
 from tests.backends.test_eagle3 import Guessing, answer, fresh, law
 from tests.support.lossless import assert_lossless, tokens_of
-from tests.support.predicting import Tensors, put, save_glm, save_qwen, tensors_of
+from tests.support.predicting import Tensors, put, save_deepseek, save_glm, save_qwen, tensors_of
 
 if TYPE_CHECKING:
     from engine.backends.transformers import TransformersBackend
@@ -47,6 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made["knowing"] = save_qwen("qwen3.5", folder / "knowing", knowing=True)
     made["two"] = save_qwen("qwen3.5", folder / "two", layers=2)
     made["glm"] = save_glm(folder / "glm")
+    made["deepseek"] = save_deepseek(folder / "deepseek")
     return made
 
 
@@ -160,15 +161,16 @@ def test_of_several_layers_each_guesses_at_its_own_depth(
     assert_near(guessed(backends["two"], TEXT, PATH[:1]), reference.laws(TEXT, PATH[:1]))
 
 
+@pytest.mark.parametrize("name", ["glm", "deepseek"])
 def test_layers_behind_those_of_the_model_guess_as_the_library_does(
-    folders: dict[str, Path], backends: dict[str, TransformersBackend]
+    name: str, folders: dict[str, Path], backends: dict[str, TransformersBackend]
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.cache_utils import MtpCache
     from transformers.modeling_layers import MtpModel
 
-    model = AutoModelForCausalLM.from_pretrained(folders["glm"], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
     model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[345]\."]
     ahead = MtpModel.from_pretrained(model)
     with torch.no_grad():
@@ -180,7 +182,7 @@ def test_layers_behind_those_of_the_model_guess_as_the_library_does(
             torch.arange(1, len(TEXT))[None],
             MtpCache(config=model.config.get_mtp_config()),
         )
-    found = guessed(backends["glm"], TEXT, path[0, :-1].tolist())
+    found = guessed(backends[name], TEXT, path[0, :-1].tolist())
     assert_near(found, list(logits[0].numpy()))
 
 
@@ -202,7 +204,7 @@ def test_branches_of_deep_layers_do_not_see_each_other(
     backend.close()
 
 
-ANSWERING = ("qwen3.5", "qwen3-next", "two", "glm")
+ANSWERING = ("qwen3.5", "qwen3-next", "two", "glm", "deepseek")
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: f"{each.temperature}")

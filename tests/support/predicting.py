@@ -96,9 +96,30 @@ GLM: dict[str, Any] = {
 }  # fmt: skip
 
 
+DEEPSEEK: dict[str, Any] = {
+    **GLM, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4,
+}  # fmt: skip
+del DEEPSEEK["partial_rotary_factor"]
+
+
 def save_glm(folder: Path, layers: int = 3) -> Path:
     """A GLM with so many prediction layers behind its own."""
-    save_random("Glm4MoeConfig", GLM | {"num_nextn_predict_layers": layers}, folder)
+    return with_layers(save_random("Glm4MoeConfig", GLM | ahead(layers), folder), layers)
+
+
+def save_deepseek(folder: Path, layers: int = 1) -> Path:
+    """A DeepSeek V3, whose attention compresses keys and values, with the same."""
+    return with_layers(save_random("DeepseekV3Config", DEEPSEEK | ahead(layers), folder), layers)
+
+
+def ahead(layers: int) -> dict[str, int]:
+    """What a config says of prediction layers."""
+    return {"num_nextn_predict_layers": layers}
+
+
+def with_layers(folder: Path, layers: int) -> Path:
+    """Add prediction layers behind those of a model."""
     tensors, count = tensors_of(folder), GLM["num_hidden_layers"]
     norm, output = tensors["model.norm.weight"], tensors["lm_head.weight"]
     last = {
