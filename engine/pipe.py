@@ -24,6 +24,7 @@ about none it is 0. The body is pickled apart, so that a value that cannot be re
     items    list of items         a batch: at most one every PACE seconds per stream
     end                            the stream has ended
     state    value                 the object called publish(value)
+    dying    reason                it ends now, for a reason that it knows
 
 Messages keep their order: a state that was published before an item was put arrives before it.
 Answers do not wait for each other: a pool of threads runs the calls, and every stream has a thread
@@ -54,8 +55,9 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Literal
 
+from engine import process as this_process
 from engine.errors import EngineDied, StrataError, first_line
-from engine.process import ending
+from engine.process import death
 from engine.streams import Stream
 
 Kind = Literal[
@@ -70,6 +72,7 @@ Kind = Literal[
     "items",
     "end",
     "state",
+    "dying",
 ]
 """Of messages; the table above says what they mean."""
 Failure = tuple[str, str, bytes]
@@ -87,7 +90,6 @@ SPAWN = multiprocessing.get_context("spawn")
 CHILDREN = Lock()
 """Held while a process is started, killed or buried. Starting one also buries others that ended,
 and the id of a buried one may be somebody else's by now."""
-FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
 
 
 class Process:
@@ -275,6 +277,8 @@ class Link:
     def _receive(self, kind: Kind, number: int, body: bytes) -> None:
         if kind == "state":
             self._on_state(pickle.loads(body))
+        elif kind == "dying":
+            self._reason = self._reason or pickle.loads(body)
         elif kind == "items":
             self._put(number, body)
         else:
@@ -392,6 +396,11 @@ class Server:
     def publish(self, value: object) -> None:
         """Send a value to Process.state."""
         self._send(pack("state", 0, value))
+
+    def end(self, reason: str) -> None:
+        """End this process, and tell the app why."""
+        self._send(pack("dying", 0, reason))
+        os._exit(1)
 
     def _read(self) -> None:
         try:
@@ -532,7 +541,9 @@ def serve(pipe: Connection, make: Make) -> None:
         sys.stdout = sys.stderr
         faulthandler.enable()
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # It would start a debugger, and wait for it.
-    Server(pipe, make).run()
+    server = Server(pipe, make)
+    this_process.ENDING.append(server.end)
+    server.run()
 
 
 def messages(pipe: Connection) -> Iterator[tuple[Kind, int, bytes]]:
@@ -587,15 +598,3 @@ class Known(pickle.Unpickler):
         if module not in sys.modules:
             raise pickle.UnpicklingError(f"{module} is not imported")
         return super().find_class(module, name)
-
-
-def death(status: int) -> str:
-    """Why a process that nobody here ended did, and what can be done."""
-    name = ending(status)
-    if name == "SIGKILL":
-        why = " Systems do this when memory runs out: a smaller model or context needs less of it."
-    elif name in FAULTS:
-        why = " A native library failed: another model, or safer settings, may avoid it."
-    else:
-        why = ""
-    return f"The process that runs the model ended ({name}).{why} Please try again."

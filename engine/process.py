@@ -9,11 +9,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 RAISED = 1
 """How a process of Python ends over an exception. Where a library ends it, the status differs."""
+FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
+ENDING: list[Callable[[str], None]] = []
+"""How this process ends with a reason for whoever started it; empty where nobody would hear it."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -45,3 +48,21 @@ def ending(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"status {status}"
+
+
+def death(status: int, who: str = "The process that runs the model") -> str:
+    """Why a process that nobody here ended did, and what can be done."""
+    name = ending(status)
+    if name == "SIGKILL":
+        why = " Systems do this when memory runs out: a smaller model or context needs less of it."
+    elif name in FAULTS:
+        why = " A native library failed: another model, or safer settings, may avoid it."
+    else:
+        why = ""
+    return f"{who} ended ({name}).{why} Please try again."
+
+
+def end(reason: str) -> None:
+    """End this process with a reason, where somebody would hear it; else do nothing."""
+    for each in ENDING:
+        each(reason)
