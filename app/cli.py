@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from app.arguments import EMBEDDED, KEYS, KeysAsked, Options, parse, parse_keys
 from assets import ASSETS
 from engine.errors import StrataError
+from engine.ranks import Place, launched
 
 if TYPE_CHECKING:
     from app.service.models import Progress
@@ -37,9 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    place = launched()
     try:
         if words[:1] == [KEYS]:
             manage_keys(parse_keys(words[1:]))
+        elif place is not None:
+            serve_ranks(words, place)
         else:
             serve(parse(words))
     except StrataError as error:
@@ -48,6 +52,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("", file=sys.stderr)
     return 0
+
+
+def serve_ranks(words: Sequence[str], place: Place) -> None:
+    """What one of several programs does that torchrun has started: the first one is the app, the
+    others compute with its engine."""
+    options = parse(words)
+    if place.rank:
+        from engine.backends.follower import look_after
+
+        look_after()
+        return
+    try:
+        serve(options)
+    finally:
+        from engine.backends.follower import leave
+
+        leave()
 
 
 def serve(options: Options) -> None:

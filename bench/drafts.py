@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
-from bench.options import PROMPTS, SHORT, load_model, open_databases
+from bench.options import PROMPTS, SHORT, open_databases, runtime_of, source_of
 from bench.prompts import cut_prompt, read_prompts
 from engine.backends.base import Backend
 from engine.errors import SettingError
@@ -14,7 +14,7 @@ from engine.hsd.family import Family
 from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
 from engine.methods import METHODS, lowest
-from engine.models.loaders import name_of
+from engine.models.loaders import load, name_of
 from engine.prompt import Chat
 from engine.settings import Sampling
 
@@ -40,7 +40,9 @@ def load_drafts(options: argparse.Namespace) -> dict[str, Backend]:
             f"The draft models cannot be {options.drafts!r}. Name folders, *.gguf files or hub ids "
             "with --drafts, whose last parts differ."
         )
-    return {name: load_model(source, options) for name, source in zip(names, sources, strict=True)}
+    runtime = runtime_of(options).unsplit
+    named = zip(names, map(source_of, sources), strict=True)
+    return {name: load(source, runtime) for name, source in named}
 
 
 def load_family(

@@ -102,6 +102,8 @@ def keeps_text(name: str, temperature: float) -> bool:
 def obstacle(name: str, options: argparse.Namespace) -> str:
     """Why a method cannot run with these options, "" where it can."""
     program = name.partition(":")[0]
+    if name in PEERS[TRANSFORMERS] and options.tensor_parallel > 1:
+        return "transformers' own decoding is tried in one process alone"
     if name == ASSISTED and options.model != "embedded" and not options.assistant:
         return f"it needs a draft model for {options.model!r} (--assistant)"
     if program in PROGRAMS and shutil.which(program) is None:

@@ -409,7 +409,9 @@ class Local:
 
     def replace_model(self, wanted: Load, stream: Stream[Loading]) -> None:
         """Read a model and put it in the place of the loaded one."""
-        before = None if wanted.beside else self.make_room()
+        both = min(wanted.runtime.tensor_parallel, self.loaded.runtime.tensor_parallel)
+        # One model at a time is split over processes.
+        before = None if wanted.beside and both == 1 else self.make_room()
         problem = ""
         try:
             self.use(self.read_model(wanted, stream))
@@ -499,7 +501,7 @@ class Local:
         drafts: dict[str, Backend] = {}
         for name, source in wanted:
             known = there.get((name, source))
-            drafts[name] = known or self.loaders.load(source, self.loaded.runtime)
+            drafts[name] = known or self.loaders.load(source, self.loaded.runtime.unsplit)
         family = Family(self.loaded.backend, drafts)
         self.use_drafts(family.drafts, {name: dict(wanted)[name] for name in family.drafts})
 

@@ -49,4 +49,5 @@ def computes_bfloat16() -> bool:
 def machine(info: BackendInfo) -> str:
     """Where a model runs: the processor, its threads, the device, and the format of numbers."""
     threads = f"{info.threads} thread{'s' * (info.threads > 1)}" if info.threads else ""
-    return ", ".join(filter(None, (processor(), threads, info.device, info.dtype)))
+    ranks = f"{info.ranks} ranks" if info.ranks > 1 else ""
+    return ", ".join(filter(None, (processor(), threads, info.device, ranks, info.dtype)))

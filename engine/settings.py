@@ -1,7 +1,7 @@
 """Every setting, declared once: its range, its words, its default. Sliders and checks read this."""
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from engine.errors import SettingError
@@ -204,8 +204,9 @@ def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Runtime(Checked):
     """Where and how a model runs. What only one kind of model knows, the others leave alone.
 
-    `device` and `dtype` are for transformers models (engine/models/load_transformers.py); what
-    follows them is for GGUF files, but for `head`.
+    `device`, `dtype` and `tensor_parallel` are for transformers models
+    (engine/models/load_transformers.py and load_split.py); what follows them is for GGUF files, but
+    for `head`.
     """
 
     context_length: int = setting(
@@ -222,6 +223,14 @@ class Runtime(Checked):
         "Precision",
         "auto, float32, bfloat16 or float16. auto is the model's own on a GPU, and bfloat16 on a "
         "processor that computes with it; else float32.",
+    )
+    tensor_parallel: int = setting(
+        1,
+        1,
+        64,
+        1,
+        "Tensor parallel",
+        "How many processes compute the model together, a part of each layer in each of them.",
     )
     gpu_layers: int = setting(
         -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."
@@ -244,6 +253,11 @@ class Runtime(Checked):
         "What the model brings to guess ahead with: auto finds it, off leaves it out; or the path "
         "of its file.",
     )
+
+    @property
+    def unsplit(self) -> "Runtime":
+        """The same in one process."""
+        return replace(self, tensor_parallel=1)
 
     def __post_init__(self) -> None:
         for item in fields(self):

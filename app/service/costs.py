@@ -72,4 +72,5 @@ class Costs:
 
 def key(info: BackendInfo) -> tuple[str, str, str, str, int]:
     """What a curve depends on."""
-    return info.fingerprint, info.kind, info.device, info.dtype, info.threads
+    device = info.device if info.ranks == 1 else f"{info.device} x {info.ranks}"
+    return info.fingerprint, info.kind, device, info.dtype, info.threads

@@ -121,7 +121,7 @@ class Stacks:
 
     def need(self, source: str) -> Need:
         """What a draft model takes beside the target. Raises ModelError for what is no model."""
-        return self.engine.need(source, self.state.runtime)
+        return self.engine.need(source, self.state.runtime.unsplit)
 
     def free(self) -> int:
         """Bytes that are free where the target is."""

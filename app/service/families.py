@@ -164,4 +164,6 @@ class Families:
         info = self.bare.target.info
         drafts = tuple(draft.info.fingerprint for draft in self.bare.drafts.values())
         machine = f"{info.device}/{info.dtype}/{info.threads}"
+        if info.ranks > 1:
+            machine += f"/{info.ranks}"
         return ProfileKey(info.fingerprint, drafts, sampler, machine)

@@ -39,11 +39,12 @@ def loaded(
     if not source:
         return "<h3>Loaded</h3>" + fine("No model. Choose one and press Load.")
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
+    split = f" on each of {info.ranks} ranks" if info.ranks > 1 else ""
     listed = [
         ("model", info.name),
         ("run by", info.kind),
         ("parameters", billions(info.parameters)),
-        ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
+        ("weights", f"{info.dtype}, {amount(info.memory_bytes)}{split}"),
         ("context", f"{info.context_length:,} tokens"),
         ("device", f"{info.device}{threads}"),
         ("from", where(source)),

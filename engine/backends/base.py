@@ -28,6 +28,7 @@ class BackendInfo:
     makers recommend, where they do. `begin` is the token that a text begins with, as text, "" where
     the model wants none. `can_think` says whether its chat template can have it think before it
     answers, or not. `head` is what the model brings to guess its own next tokens with, if anything.
+    `ranks` is how many processes compute it together; `memory_bytes` are those of the first then.
     """
 
     name: str
@@ -51,6 +52,7 @@ class BackendInfo:
     begin: str = ""
     can_think: bool = False
     head: HeadInfo | None = None
+    ranks: int = 1
 
 
 class TokenizerInfo(Protocol):

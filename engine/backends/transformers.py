@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicCache
 from engine.backends.base import BackendInfo, Filled, common_prefix
 from engine.backends.caches import TREE_ROWS, Name, TreeCache, bytes_of, is_recurrent, kinds_of
 from engine.backends.device_scores import DeviceScores
+from engine.backends.folded_attention import unfolded
 from engine.backends.rotary import Rotary
 from engine.backends.scans import follow_rows
 from engine.backends.scores import LogitScores
@@ -125,8 +126,12 @@ class TransformersBackend(TransformersTokenizer):
         elif isinstance(self.cache, TreeCache):
             self.cache.shorten(0, dirty=True)
         else:
-            assert self.kinds is not None, "trees need layers that are known"
-            self.cache = TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
+            self.cache = self.fresh_cache()
+
+    def fresh_cache(self) -> TreeCache:
+        """A cache of ours, with room for the context and a tree."""
+        assert self.kinds is not None, "trees need layers that are known"
+        return TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
 
     @property
     def bytes(self) -> int:
@@ -163,7 +168,7 @@ class TransformersBackend(TransformersTokenizer):
             # takes less, read all again at once.
             self.reset()
         self.regime, reused = regime, len(self.cached)
-        with suppress(Stopped), stopping(self.layers, cancelled), self.rotary.reading(length):
+        with suppress(Stopped), self.reading(length, cancelled):
             for number, chunk in enumerate(self.chunks(wanted)):
                 if cancelled():
                     break
@@ -174,6 +179,13 @@ class TransformersBackend(TransformersTokenizer):
             self.mark("end")
         limit = self.rotary.switch(length) if self.restarts else None
         return Filled(reused, complete, limit and limit - self.offset)
+
+    @contextmanager
+    def reading(self, length: int, cancelled: Callable[[], bool]) -> Iterator[None]:
+        """While it is entered, every forward is of a part of a text of that length, and raises
+        Stopped once it is cancelled."""
+        with stopping(self.layers, cancelled), self.rotary.reading(length):
+            yield
 
     def chunks(self, wanted: Sequence[int]) -> list[Sequence[int]]:
         """What is not in the cache yet, in parts for a forward each.
@@ -299,6 +311,23 @@ class TransformersBackend(TransformersTokenizer):
             output = self.model(**inputs, use_cache=True, logits_to_keep=logits)
         logits_of_rows: torch.Tensor = output.logits[0]
         return logits_of_rows
+
+    def alone(self, tokens: Sequence[int]) -> Floats:
+        """The logits after `tokens` by the library alone, without a cache and with its own
+        attention; shape (vocabulary,)."""
+        inputs = {"input_ids": torch.tensor([list(tokens)], device=self.model.device)}
+        if self.offset:
+            inputs["position_ids"] = torch.arange(len(tokens), device=self.model.device)[None]
+            inputs["position_ids"] += self.offset
+        with torch.inference_mode(), unfolded(self.model):
+            output = self.model(**inputs, use_cache=False)
+        logits: Floats = output.logits[0, -1].float().cpu().numpy()
+        return logits
+
+    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The embedding and the output matrix, for a head that has none of its own."""
+        model = self.model
+        return model.get_input_embeddings().weight, model.get_output_embeddings().weight
 
     def mask(
         self, start: int, depths: NDArray[np.int_], visible: NDArray[np.bool_]

@@ -120,6 +120,9 @@ class Gguf(ModelFormat):
 
         path = download(self, source, lambda done, total: None, lambda: False)
         backend: Backend = load_gguf(path, runtime)
+        if runtime.tensor_parallel > 1:
+            note = "One process computes it: GGUF files are not split over several."
+            backend.info = replace(backend.info, note=f"{backend.info.note} {note}".strip())
         return backend
 
     def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from engine.models import memory
 from engine.models.format import HEAD, ModelFormat, head_folder, looks_like_path
 from engine.models.gguf_files import ENDING, listed
 from engine.models.memory import Need, weight_files
+from engine.ranks import beside
 from engine.settings import Runtime
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class Transformers(ModelFormat):
 
     kind = "transformers"
     ending = ""
-    settings = ("device", "dtype")
+    settings = ("device", "dtype", "tensor_parallel")
     sized_on_hub = True
     always_sized = False
     float32_on_cpu = True
@@ -121,6 +123,10 @@ class Transformers(ModelFormat):
             raise refusal(source, f"it does not write text from left to right ({what})")
 
     def load(self, source: str, runtime: Runtime) -> Backend:
+        if runtime.tensor_parallel > 1:
+            from engine.models.load_split import load_split
+
+            return load_split(source, runtime)
         from engine.models.load_transformers import load_transformers
 
         return load_transformers(
@@ -141,9 +147,13 @@ class Transformers(ModelFormat):
         device = self.device(runtime)
         head = head_folder(source, runtime.head)
         ahead = runtime.head == "auto" and head is None
-        return memory.memory_need(
+        need = memory.memory_need(
             source, device, runtime.dtype, runtime.context_length, head, ahead
         )
+        size = runtime.tensor_parallel
+        # Ranks on processors share the memory of their machine; a GPU holds one.
+        here = beside(size) if device == "cpu" else 1
+        return replace(need, weights=need.weights * here // size, cache=need.cache * here // size)
 
     def device(self, runtime: Runtime) -> str:
         from engine.models.load_transformers import pick_device

@@ -5,9 +5,8 @@ handed out, one small tree forward is compared with plain forwards; a model that
 cannot roll back) is still usable, decodes plainly, and says why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from engine.backends.base import BackendInfo, Vocabulary, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
-from engine.backends.folded_attention import fold, unfold, unfolded
+from engine.backends.folded_attention import fold, unfold
 from engine.backends.transformers import TransformersBackend
 from engine.backends.transformers_tokenizer import (
     TransformersTokenizer,
@@ -32,7 +31,6 @@ from engine.models.format import looks_like_path
 from engine.models.hub import check_reachable
 from engine.models.state_memory import CHAIN
 from engine.models.torch_heads import with_head
-from engine.sampling import Floats
 from engine.settings import Sampling
 
 # The app says how far loading is; a bar of the library would be drawn below it.
@@ -61,12 +59,10 @@ def load_transformers(
     of torch, 0 for as many as it began with; they are those of all models. `head` as for
     `with_head`. Raises ModelError.
     """
-    if source.startswith("~"):
-        source = str(Path(source).expanduser())
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
     pick_dtype(dtype, where)  # an unknown one is refused before anything is read
-    check_folder(source)
+    source = found(source)
     FILLER.prepare("transformers")
     model, tokenizer = read(source, where, dtype)
     backend = TransformersBackend(
@@ -80,9 +76,7 @@ def load_transformers(
 def load_tokenizer(source: str) -> TransformersTokenizer:
     """The tokenizer of a model in a local folder or on the hub: its weights are neither read nor
     downloaded. Raises ModelError."""
-    if source.startswith("~"):
-        source = str(Path(source).expanduser())
-    check_folder(source)
+    source = found(source)
     FILLER.prepare("transformers")
     try:
         if not looks_like_path(source):
@@ -109,14 +103,17 @@ def load_tokenizer(source: str) -> TransformersTokenizer:
     return TransformersTokenizer(tokenizer, info)
 
 
-def check_folder(source: str) -> None:
-    """Raise ModelError for a path where no model is."""
+def found(source: str) -> str:
+    """The source with its home folder. Raises ModelError for a folder that is no model."""
+    if source.startswith("~"):
+        source = str(Path(source).expanduser())
     if looks_like_path(source) and not (Path(source) / "config.json").is_file():
         problem = "has no config.json" if Path(source).is_dir() else "does not exist"
         raise ModelError(
             f"The model folder {source!r} {problem}. Give a folder that holds config.json, "
             "a tokenizer and *.safetensors files, or the id of a model on the Hugging Face hub."
         )
+    return source
 
 
 def name_of(source: str) -> str:
@@ -124,8 +121,11 @@ def name_of(source: str) -> str:
     return Path(source).resolve().name if looks_like_path(source) else source
 
 
-def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
-    """The library's model, on its device, and its tokenizer. Raises ModelError."""
+def read(
+    source: str, device: torch.device, dtype: str, more: Mapping[str, Any] | None = None
+) -> tuple[Any, Any]:
+    """The library's model, on its device, and its tokenizer. `more` is what else the library is to
+    know. Raises ModelError."""
     try:
         if not looks_like_path(source):
             check_reachable(source)
@@ -139,6 +139,7 @@ def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **(more or {}),
         )
         model, report = loaded
         if report["missing_keys"]:
@@ -147,11 +148,16 @@ def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
         return model.eval().requires_grad_(False).to(device), tokenizer
     except Exception as error:
         # The libraries below raise over a dozen types for an unusable model; all mean the same.
-        raise ModelError(
-            f"The model {source!r} could not be loaded: {one_line(error)} "
-            "Check that the files are complete and that the model is a causal language model "
-            "with safetensors weights."
-        ) from error
+        raise unusable(source, error) from error
+
+
+def unusable(source: str, error: Exception) -> ModelError:
+    """The error for a model that a library does not load."""
+    return ModelError(
+        f"The model {source!r} could not be loaded: {one_line(error)} "
+        "Check that the files are complete and that the model is a causal language model "
+        "with safetensors weights."
+    )
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:
@@ -177,7 +183,7 @@ def examine_all(backend: TransformersBackend, allowed: float) -> None:
     Where the rotary factors change with the length, on both sides of that, too: the tokens are few,
     their positions are set.
     """
-    reference = partial(alone, backend)
+    reference = backend.alone
     reach = backend.window or backend.chunk or 0
     backend.info = check(backend, reference, allowed, reach)
     for switch in backend.rotary.switches:
@@ -329,16 +335,3 @@ def one_line(error: Exception) -> str:
     """The first line of an error, ended like a sentence."""
     text = first_line(error)
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def alone(backend: TransformersBackend, tokens: Sequence[int]) -> Floats:
-    """The logits after `tokens` by the library alone, without a cache and with its own attention;
-    shape (vocabulary,)."""
-    inputs = {"input_ids": torch.tensor([list(tokens)], device=backend.model.device)}
-    if backend.offset:
-        inputs["position_ids"] = torch.arange(len(tokens), device=backend.model.device)[None]
-        inputs["position_ids"] += backend.offset
-    with torch.inference_mode(), unfolded(backend.model):
-        output = backend.model(**inputs, use_cache=False)
-    logits: Floats = output.logits[0, -1].float().cpu().numpy()
-    return logits

@@ -93,10 +93,10 @@ def assistant_head(backend: TransformersBackend, folder: Path) -> AssistantHead:
     network = read_assistant(folder, model)
     if not backend.info.can_tree:
         raise ValueError("the model decodes plainly")
+    if backend.info.ranks > 1:
+        raise ValueError("it reads all keys and values, of which each process has a part")
     info = info_of(backend, network, DEPTH, files_digest(sorted(folder.glob("*.safetensors"))))
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    taps = [model.get_decoder()]
-    weights = Eagle3Weights(network, embedding.weight, output.weight, None, taps, info)
+    weights = Eagle3Weights(network, *backend.embeddings(), None, [model.get_decoder()], info)
     return AssistantHead(weights, backend)
 
 
@@ -160,11 +160,9 @@ def own_weights(backend: TransformersBackend, source: str) -> Eagle3Weights | No
     head = build(backend.model, joints, layers)
     depth = DEPTH if len(layers) == 1 else len(layers)
     info = info_of(backend, head, depth, backend.info.fingerprint)
-    model = backend.model
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     # The state behind the last norm: a decoder's first output.
-    taps = [model.get_decoder()]
-    return Eagle3Weights(head, embedding.weight, output.weight, None, taps, info)
+    taps = [backend.model.get_decoder()]
+    return Eagle3Weights(head, *backend.embeddings(), None, taps, info)
 
 
 def stored(source: str) -> dict[str, Path]:
@@ -213,7 +211,7 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
     fits = Target(config.hidden_size, config.num_hidden_layers, config.vocab_size, target)
     head, tokens = read_head(folder, fits)
     head.to(model.device, model.dtype)
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, output = backend.embeddings()
     info = HeadInfo(
         NAME,
         DEPTH,
@@ -232,8 +230,8 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
         ) from error
     return Eagle3Weights(
         head,
-        head.embed_tokens.weight if head.shape.embedding else embedding.weight,
-        head.lm_head.weight if head.shape.output else output.weight,
+        head.embed_tokens.weight if head.shape.embedding else embedding,
+        head.lm_head.weight if head.shape.output else output,
         tokens,
         taps,
         info,

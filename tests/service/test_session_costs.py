@@ -117,7 +117,11 @@ def test_a_curve_that_cannot_be_used_is_measured_again(
 def test_another_device_or_number_format_is_measured_for_itself(
     session: Session, db: Database, measured: list[str]
 ) -> None:
-    for change in ({"device": "cuda:0"}, {"dtype": "bfloat16"}, {"threads": 3}, {"kind": "other"}):
+    changes: list[dict[str, Any]] = [
+        {"device": "cuda:0"}, {"dtype": "bfloat16"}, {"threads": 3}, {"kind": "other"},
+        {"ranks": 2}, {"ranks": 4},
+    ]  # fmt: skip
+    for change in changes:
         toy = ToyBackend()
         toy.info = replace(toy.info, **change)
         measured.clear()

@@ -456,7 +456,6 @@ def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
 def test_an_altered_answer_is_found_and_its_gap_measured(embedded: Any, temperature: float) -> None:
     from bench.divergence import Divergence, divergences
     from engine.methods import METHODS
-    from engine.models.load_transformers import alone
     from engine.sampling import gumbel
 
     sampling = Sampling(temperature, seed=3)
@@ -476,7 +475,7 @@ def test_an_altered_answer_is_found_and_its_gap_measured(embedded: Any, temperat
     (parting,) = found["altered"]
     assert (parting.prompt, parting.position) == (1, at)
     assert found["short"] == [Divergence(0, 4, None), parting]
-    logits = alone(embedded, [*prompts[1], *plain[1][:at]])
+    logits = embedded.alone([*prompts[1], *plain[1][:at]])
     if temperature:
         logits = logits + temperature * gumbel(3, len(prompts[1]) + at, range(logits.size))
     assert parting.gap == pytest.approx(logits[plain[1][at]] - logits[altered[at]], abs=1e-3)

@@ -18,7 +18,6 @@ def test_a_written_model_computes_what_the_original_computes(
     kind: str, allowed: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from engine.backends.llamacpp import alone
-    from engine.models.load_transformers import alone as original
     from engine.models.loaders import load
     from engine.settings import Runtime, Sampling
     from engine.types import Message
@@ -34,7 +33,7 @@ def test_a_written_model_computes_what_the_original_computes(
     asked = [Message("user", "Why is the sky blue?")]
     assert one.render(asked) == other.render(asked)
     tokens = one.tokenize(one.render(asked))
-    found, wanted = alone(one, tokens), original(other, tokens)
+    found, wanted = alone(one, tokens), other.alone(tokens)
     assert np.abs(found - wanted).max() < allowed < np.ptp(wanted)
 
 
