@@ -14,13 +14,9 @@ import traceback
 from contextlib import suppress
 from threading import Thread
 
-from torch.distributed import (  # type: ignore[attr-defined]
-    DistError,
-    PrefixStore,
-    Store,
-)
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from engine.backends.rank_processes import PATIENCE, client, lost, start_rank, whole_store
+from engine.backends.rank_processes import awaited, client, lost, start_rank, whole_store
 from engine.errors import first_line
 from engine.ranks import Place, launched
 
@@ -64,17 +60,6 @@ def look_after() -> None:
             return
         running = start_rank(place, place.rank, place.local_rank, number)
         Thread(target=watch, args=(running, place, number), daemon=True).start()
-
-
-def awaited(store: Store, key: str) -> bytes:
-    """What rank 0 says under a key, once it does; nothing where its program is gone."""
-    while True:
-        try:
-            store.wait([key], PATIENCE)
-            return bytes(store.get(key))
-        except DistError as error:
-            if "timeout" not in str(error).lower():
-                return b""
 
 
 def watch(running: subprocess.Popen[bytes], place: Place, number: int) -> None:

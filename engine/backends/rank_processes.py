@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import Any
 
 from torch.distributed import (  # type: ignore[attr-defined]
-    DistError,
+    DistStoreError,
     PrefixStore,
     Store,
     TCPStore,
@@ -32,15 +32,15 @@ from engine.ranks import Place, launched
 FOLLOWER = "engine.backends.follower"
 """The module that a rank's process runs."""
 HERE = "127.0.0.1"
-LOOK = timedelta(seconds=0.5)
-"""How often it is looked for lost ranks while the others load."""
+LOOK = 0.1
+"""Seconds between looks at who is there already."""
 LITTLE = 0.5
 """Seconds within which the end of a process is usually known."""
 MOMENT, LONG = 3.0, 60.0
 """Seconds within which it is known why a rank is not there any more, and within which rank 0
 notices it while it loads its part."""
-PATIENCE = timedelta(hours=1)
-"""How long a question to the store waits before it is asked again."""
+PATIENCE = timedelta(days=20)
+"""How long a question to the store waits before it is asked again: the longest that it can."""
 
 
 class Ranks:
@@ -59,10 +59,12 @@ class Ranks:
         place = launched()
         self.store = self.among(place, job) if place else self.here(job)
         try:
+            self.await_all("here")
             self.group = Group(self.store, 0, size, device)
         except Exception as error:
+            raised = self.broken(error)
             self.close()
-            raise self.broken(error) from error
+            raise raised from error
 
     # finding each other
 
@@ -98,14 +100,15 @@ class Ranks:
 
     def begin(self) -> None:
         """Wait until all have loaded their parts. Raises ModelError."""
-        wanted = [f"loaded/{rank}" for rank in range(1, self.size)]
-        while not self.begun:
-            try:
-                self.store.wait(wanted, LOOK)
-                self.begun = True
-            except DistError as error:
-                if self.failed.is_set():
-                    raise self.broken(error) from error
+        self.await_all("loaded")
+        self.begun = True
+
+    def await_all(self, what: str) -> None:
+        """Wait until all others have said so. Raises ModelError once one of them is lost."""
+        wanted = [f"{what}/{rank}" for rank in range(1, self.size)]
+        while not self.store.check(wanted):
+            if self.failed.wait(LOOK):
+                raise ModelError(self.reason)
 
     # ends that nobody asked for
 
@@ -117,12 +120,9 @@ class Ranks:
 
     def listen(self, place: Place, number: int) -> None:
         """Wait until another program tells that its rank has ended."""
-        store = PrefixStore(str(number), client(place))
-        while not self.over:
-            with suppress(DistError):
-                store.wait(["lost"], PATIENCE)
-                self.fail(store.get("lost").decode())
-                return
+        reason = awaited(PrefixStore(str(number), client(place)), "lost")
+        if reason:
+            self.fail(reason)
 
     def fail(self, reason: str) -> None:
         """A rank is lost, and with it the model."""
@@ -193,6 +193,18 @@ def take_turns(ranks: Ranks) -> None:
 
 
 CURRENT: list[Ranks] = []
+
+
+def awaited(store: Store, key: str) -> str:
+    """What is said under a key, once it is; nothing where nobody keeps what is said any more."""
+    while True:
+        try:
+            store.wait([key], PATIENCE)
+            return str(store.get(key).decode())
+        except DistStoreError:  # out of time
+            continue
+        except Exception:
+            return ""
 
 
 def client(place: Place) -> Store:

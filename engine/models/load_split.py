@@ -75,6 +75,7 @@ def follow(store: Store, rank: int) -> None:
     """What another rank does: load its part, and compute what rank 0 says until that ends."""
     job: Mapping[str, Any] = json.loads(store.get("job"))
     runtime = Runtime(**job["runtime"])
+    store.set(f"here/{rank}", "")
     group = Group(store, rank, job["size"], job["kind"])
     where = whole.pick_device(runtime.device)
     model, tokenizer = read(job["source"], where, runtime, runtime.threads)
