@@ -49,6 +49,7 @@ def look_after() -> None:
     each model that rank 0 loads, until rank 0's program has ended."""
     place = launched()
     assert place is not None
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # What waits for the store looks for no signals.
     store, number = client(place), 0
     running: subprocess.Popen[bytes] | None = None
     while True:
