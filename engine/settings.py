@@ -251,7 +251,7 @@ class Runtime(Checked):
     head: str = choice(
         "Head",
         "What the model brings to guess ahead with: auto finds it, off leaves it out; or the path "
-        "of its file.",
+        "of its file or folder.",
     )
 
     @property

@@ -162,4 +162,6 @@ def config_of(target: Any, count: int, experts: bool) -> Any:
         if getattr(config, name, None) is not None:
             setattr(config, name, value)
     config.vocab_size, config.pad_token_id = 1, None  # its embedding is not used
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # of the target; what is quantised here is refused
     return config

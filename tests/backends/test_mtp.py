@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from engine.decode import decode, never
+from engine.drafting.head_trial import timed
 from engine.models.loaders import load, need
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Step
@@ -320,6 +321,7 @@ def test_layers_are_found_counted_and_left_out(folders: dict[str, Path]) -> None
         info = backend.info.head
         assert info is not None and backend.head is not None
         assert (info.name, info.depth, info.branches) == ("MTP", depth, branches)
+        assert timed(backend, backend.head, rounds=1) is not None
         assert info.drafts and info.fingerprint and info.memory_bytes == 4 * info.parameters
         with_them, alone = (need(str(folder), Runtime(head=each)) for each in ("auto", "off"))
         assert with_them.weights - alone.weights == info.memory_bytes
