@@ -33,10 +33,12 @@ class Event(NamedTuple):
 
 class Listing(NamedTuple):
     """How others have the list of conversations drawn: by `refresh` after their own event, or by
-    the same event, `with_list(handler, inputs, outputs)`, which costs half as much."""
+    the same event, `with_list(handler, inputs, outputs)`, which costs half as much. `asked` is what
+    the page was asked to show."""
 
     refresh: Event
     with_list: Callable[..., Event]
+    asked: gr.State
 
 
 # Gradio's own arguments, of many types.
@@ -75,6 +77,10 @@ def told() -> Iterator[None]:
         warn(str(error))
 
 
+Keep = Callable[[Updates], Updates]
+"""Of what an event found, what it is to change."""
+
+
 class Deeds:
     """How often the user of a page has done something in a tab: the value of a gr.State.
 
@@ -89,16 +95,12 @@ class Deeds:
 def leading(made: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
     """A function that takes one value more than the handler that it was made of, before the others.
     Gradio sees by their types what it has to pass, such as the request."""
-    first = Parameter("asked", Parameter.POSITIONAL_OR_KEYWORD)
+    first = Parameter("first", Parameter.POSITIONAL_OR_KEYWORD)
     others = signature(handler).parameters.values()
     made.__signature__ = Signature([first, *others])  # type: ignore[attr-defined]
-    made.__annotations__ = get_type_hints(handler)
-    return named(made, handler)
-
-
-def named(made: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that was made of a handler, under its name where it has one."""
-    made.__qualname__ = getattr(handler, "__qualname__", made.__qualname__)
+    made.__annotations__ = get_type_hints(getattr(handler, "func", handler))
+    for name in ("__name__", "__qualname__"):
+        setattr(made, name, getattr(handler, name, getattr(made, name)))
     return made
 
 
@@ -110,24 +112,24 @@ def counted(handler: Callable[..., Any]) -> Callable[..., Any]:
             deeds.count += 1
             yield from handler(*values)
 
-        return named(doing, handler)
+        return leading(doing, handler)
 
     def done(deeds: Deeds, *values: object) -> Any:
         deeds.count += 1
         return handler(*values)
 
-    return named(done, handler)
+    return leading(done, handler)
 
 
-def unless_done(handler: Callable[..., Updates]) -> Callable[..., Updates]:
+def unless_done(handler: Callable[..., Any]) -> Callable[..., Any]:
     """A handler that looks how things are; it changes nothing once the user has done something."""
 
-    def looking(deeds: Deeds, *values: object) -> Updates:
+    @contextmanager
+    def looking(deeds: Deeds) -> Iterator[Keep]:
         before = deeds.count
-        shown = handler(*values)
-        return shown if deeds.count == before else dict.fromkeys(shown, gr.skip())
+        yield lambda shown: shown if deeds.count == before else dict.fromkeys(shown, gr.skip())
 
-    return named(looking, handler)
+    return guarded(handler, looking)
 
 
 class Asked:
@@ -150,10 +152,6 @@ class Asking:
     """One event that a user asked for; whether its handler is done."""
 
     over: bool = False
-
-
-Keep = Callable[[Updates], Updates]
-Guard = Callable[[Asked], AbstractContextManager[Keep]]
 
 
 def newest(
@@ -203,19 +201,29 @@ def unasked(handler: Callable[..., Any]) -> Callable[..., Any]:
     return guarded(handler, looking)
 
 
-def guarded(handler: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
-    """A handler of whose answer is kept what `guard` says; it may answer again and again."""
+def guarded(
+    handler: Callable[..., Any], guard: Callable[[Any], AbstractContextManager[Keep]]
+) -> Callable[..., Any]:
+    """A handler with a value before the others, by which `guard` says what of its answer is kept.
+    It may answer again and again."""
 
-    async def answers(asked: Asked, *values: object) -> AsyncIterator[Updates]:
-        with guard(asked) as keep:
+    async def followed(first: Any, *values: object) -> AsyncIterator[Updates]:
+        with guard(first) as keep:
             async for shown in handler(*values):
                 yield keep(shown)
 
-    def answer(asked: Asked, *values: object) -> Updates:
-        with guard(asked) as keep:
+    def answers(first: Any, *values: object) -> Iterator[Updates]:
+        with guard(first) as keep:
+            for shown in handler(*values):
+                yield keep(shown)
+
+    def answer(first: Any, *values: object) -> Updates:
+        with guard(first) as keep:
             return keep(handler(*values))
 
-    return leading(answers if isasyncgenfunction(handler) else answer, handler)
+    if isasyncgenfunction(handler):
+        return leading(followed, handler)
+    return leading(answers if isgeneratorfunction(handler) else answer, handler)
 
 
 def pass_on(session: Session, owner: str) -> None:

@@ -41,7 +41,8 @@ def tabs(page: Page) -> list[str]:
 
 
 def settle(page: Page) -> None:
-    """What a tab asks for when it opens has come, and what moves has arrived."""
+    """What a tab asks for when it opens has come, its charts too, and what moves has arrived."""
+    expect(page.locator('[aria-label="Empty value"]:visible')).to_have_count(0)
     page.evaluate(QUIET)
 
 

@@ -10,11 +10,12 @@ from engine.types import Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.pages import OWNER, end, late, open_tab, start
+from tests.support.pages import OWNER, end, entry, late, open_tab, start, until
 
 pytestmark = pytest.mark.browser
 DATABASES = "Databases (hierarchy drafting)"
 FILTER, SHOW, CHOOSE = (f"diagnostics.Handlers.{name}" for name in ("filter", "show", "choose"))
+OPEN = "conversations.Handlers.open_"
 
 
 def keep_runs(folder: Path) -> None:
@@ -33,7 +34,7 @@ def keep_runs(folder: Path) -> None:
 def address(data: Path) -> Iterator[str]:
     """The program, with handlers that can be held."""
     keep_runs(data)
-    process, url, _ = start(data, held=[FILTER, SHOW, CHOOSE])
+    process, url, _ = start(data, held=[FILTER, SHOW, CHOOSE, OPEN])
     yield url
     end(process)
 
@@ -53,8 +54,9 @@ def test_a_late_filter_leaves_the_run_that_was_clicked_meanwhile(page: Page, dat
     open_tab(page, "Diagnostics")
     expect(page.locator("#range")).to_contain_text("1 to 3 of 3 runs")
     expect(page.locator("#run-prompt")).to_contain_text("question three")
-    with late(data, FILTER):
+    with late(data, FILTER) as begun:
         choose_method(page, DATABASES)
+        until(page, lambda: begun() >= 1)
         row(page, 2).click()
         expect(page.locator("#run-prompt")).to_contain_text("question one")
         page.locator("#steps").get_by_test_id("cell-3-0").click()
@@ -70,17 +72,21 @@ def test_the_newest_of_two_filters_and_of_two_clicks_is_what_is_shown(
     open_tab(page, "Diagnostics")
     expect(page.locator("#range")).to_contain_text("1 to 3 of 3 runs")
     expect(page.locator("#run-prompt")).to_contain_text("question three")
-    with late(data, CHOOSE):
+    with late(data, CHOOSE) as begun:
         row(page, 1).click()
+        until(page, lambda: begun() >= 1)
         row(page, 2).click()
+        until(page, lambda: begun() >= 2)
         # It is no step of the run that comes.
         page.locator("#steps").get_by_test_id("cell-3-0").click()
     expect(page.locator("#run-prompt")).to_contain_text("question one")
     expect(page.locator("#step-card")).to_contain_text("Step 1 of 30")
-    with late(data, FILTER):
+    with late(data, FILTER) as begun:
         choose_method(page, DATABASES)
+        until(page, lambda: begun() >= 1)
         page.get_by_label("Time", exact=True).click()
         page.get_by_role("option", name="Last hour", exact=True).click()
+        until(page, lambda: begun() >= 2)
         choose_method(page, "Plain decoding")
     expect(page.locator("#range")).to_contain_text("1 to 1 of 1 runs")
     expect(page.locator("#run-prompt")).to_contain_text("question one")
@@ -93,8 +99,9 @@ def test_a_tab_that_is_late_leaves_what_was_filtered_meanwhile(page: Page, data:
     open_tab(page, "Chat")
     with Database(data / "strata.db") as database:
         Traces(database, OWNER).save(Run("plain", "another model", "toy", {}), None, "compare")
-    with late(data, SHOW):
+    with late(data, SHOW) as begun:
         open_tab(page, "Diagnostics")
+        until(page, lambda: begun() >= 1)
         choose_method(page, DATABASES)
         expect(page.locator("#range")).to_contain_text("1 to 2 of 2 runs")
         row(page, 1).click()
@@ -104,3 +111,23 @@ def test_a_tab_that_is_late_leaves_what_was_filtered_meanwhile(page: Page, data:
     expect(page.get_by_label("Method", exact=True)).to_have_value(DATABASES)
     expect(page.locator("#range")).to_contain_text("1 to 2 of 2 runs")
     expect(page.locator("#run-prompt")).to_contain_text("question two")
+
+
+def test_the_conversation_that_was_chosen_last_is_open(page: Page, data: Path) -> None:
+    said = page.locator("#tokens .turn.said")
+    with late(data, OPEN) as begun:
+        entry(page, "one").locator(".open").click()
+        until(page, lambda: begun() >= 1)
+        entry(page, "two").locator(".open").click()
+        until(page, lambda: begun() >= 2)
+    expect(said).to_have_text("question two")
+    expect(page.locator("#conversations .entry.current")).to_contain_text("two")
+    with late(data, OPEN) as begun:
+        entry(page, "three").locator(".open").click()
+        until(page, lambda: begun() >= 1)
+        page.click("#new")
+        expect(page.locator("#conversations .entry.current")).to_have_count(0)
+        page.locator("#conversations .entry").first.evaluate("row => row.id = 'before'")
+    # The list is drawn anew after each.
+    expect(page.locator("#before")).to_have_count(0)
+    expect(said).to_have_count(0)

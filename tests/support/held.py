@@ -1,8 +1,8 @@
 """The program with events that wait: `python -m tests.support.held FOLDER NAME... -- ARGUMENTS`.
 
 NAME is a handler of a tab, `module.Class.method` below app/web/tabs. It ends once FOLDER has no
-file of that name (tests/support/pages.py makes and removes them), so that its answer comes as late
-as a test wants it to.
+file of that name (`late` in tests/support/pages.py makes and removes it), so that its answer comes
+as late as a test wants it to.
 """
 
 import sys
@@ -19,10 +19,13 @@ LOOK_SECONDS = 0.02
 
 
 def held(method: Callable[..., Any], file: Path) -> Callable[..., Any]:
-    """A method whose answer waits while the file is there."""
+    """A method whose answer waits while the file is there. Another file says how often it began."""
+    begun = file.with_name(f"{file.name}.begun")
 
     @wraps(method)
     def waiting(*values: object) -> Any:
+        with begun.open("a") as told:
+            told.write(".")
         found = method(*values)
         while file.exists():
             time.sleep(LOOK_SECONDS)

@@ -56,12 +56,14 @@ def start(
 
 
 @contextmanager
-def late(folder: Path, name: str) -> Iterator[None]:
-    """While this goes on, a handler that is held does not answer."""
-    file = folder / name
+def late(folder: Path, name: str) -> Iterator[Callable[[], int]]:
+    """While this goes on, a handler that is held does not answer. Tells how often it began:
+    a choice in a list may begin it twice."""
+    file, begun = folder / name, folder / f"{name}.begun"
+    begun.write_text("")
     file.touch()
     try:
-        yield
+        yield lambda: len(begun.read_text())
     finally:
         file.unlink()
 

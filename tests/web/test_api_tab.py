@@ -22,6 +22,7 @@ from app.arguments import parse
 from app.service.session import Session
 from app.web import layout, server, stream
 from app.web.tabs import api
+from app.web.wiring import Deeds
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
@@ -58,16 +59,33 @@ class Tab:
             return blocks, parts
 
         self.blocks, self.parts = made(build)
+        self.deeds = Deeds()
         self.handlers = {fn.fn.__name__: fn.fn for fn in self.blocks.fns.values() if fn.fn}
 
     def call(self, name: str, *given: Any) -> dict[str, Any]:
         """What a handler changes, by the name of the part."""
-        changed = self.handlers[name](*given, REQUEST)
+        changed = self.handlers[name](self.deeds, *given, REQUEST)
         names = {id(getattr(self.parts, each)): each for each in PARTS}
         return {names[id(part)]: value for part, value in changed.items() if id(part) in names}
 
 
 PARTS = ("switch", "state", "keys", "name", "secret", "which", "curl", "python")
+
+
+def test_a_tab_that_is_late_takes_no_key_away(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tab, address_of = Tab(session), api.address_of
+
+    def meanwhile(request: Any) -> str:
+        monkeypatch.setattr(api, "address_of", address_of)
+        assert tab.call("make", "my editor")["secret"]["value"]
+        return address_of(request)
+
+    monkeypatch.setattr(api, "address_of", meanwhile)
+    late = tab.call("refresh")
+    assert late["secret"] == late["keys"] == gr.skip()
+    assert "secret" not in tab.call("switch", True), "who switches it on still reads the new key"
 
 
 def test_a_key_is_shown_once(session: Session) -> None:

@@ -44,7 +44,9 @@ def on(session: Session) -> conversations.Handlers:
         with gr.Blocks():
             shelf, talk = conversations.build(), chat.build(session)
             controls = settings.build(session)
-            return conversations.Handlers(session, shelf, talk, controls, gr.State(None))
+            return conversations.Handlers(
+                session, shelf, talk, controls, gr.State(None), gr.BrowserState({})
+            )
 
     return made(build)
 
@@ -75,7 +77,7 @@ def said(**values: object) -> gr.EventData:
 
 def entries(on: conversations.Handlers, search: str = "") -> list[dict[str, Any]]:
     """What the list shows."""
-    value: Any = on.redraw(REQUEST, None, search, {})[0]
+    value: Any = on.redraw(REQUEST, None, search, {})[on.parts.listed]
     return [item for group in value["groups"] for item in group["items"]]
 
 
@@ -251,7 +253,7 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
 
 def groups(on: conversations.Handlers, search: str = "") -> list[tuple[str, list[str]]]:
     """The names of the list's groups, each with its titles."""
-    value: Any = on.redraw(REQUEST, None, search, {})[0]
+    value: Any = on.redraw(REQUEST, None, search, {})[on.parts.listed]
     return [
         (group["name"], [item["title"] for item in group["items"]]) for group in value["groups"]
     ]
@@ -365,10 +367,10 @@ def test_the_list_shows_the_newest_and_finds_the_others(
         on.session.chat.conversations(OWNER).create(name)
 
     assert [entry["title"] for entry in entries(on)] == ["three", "two"]
-    value: Any = on.redraw(REQUEST, None, "", {})[0]
+    value: Any = on.redraw(REQUEST, None, "", {})[on.parts.listed]
     assert value["more"].startswith("1 more")
     assert [entry["title"] for entry in entries(on, "one")] == ["one"]
-    value = on.redraw(REQUEST, None, "nothing like it", {})[0]
+    value = on.redraw(REQUEST, None, "nothing like it", {})[on.parts.listed]
     assert value["groups"] == [] and value["empty"]
 
 
@@ -398,7 +400,7 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
     assert [item["title"] for item in value["groups"][0]["items"]] == ["one"]
     assert value["current"] == session.viewing["page"], "what is open now, not what was"
     assert said("") == {}, "the page shows it already"
-    again: Any = on.redraw(REQUEST, session.viewing["page"], "", {})[0]
+    again: Any = on.redraw(REQUEST, session.viewing["page"], "", {})[on.parts.listed]
     assert again["drawn"] != value["drawn"], "who asks for it gets it"
     assert said("two")[brought]["groups"]
 

@@ -12,7 +12,7 @@ from html import escape
 import gradio as gr
 
 from app.service.session import Session
-from app.web.wiring import AT_ONCE, Event, Updates, told
+from app.web.wiring import AT_ONCE, Deeds, Event, Updates, counted, told, unless_done
 from storage.api_keys import ApiKey
 
 NO_KEY = "YOUR-KEY"
@@ -165,7 +165,11 @@ def wire(session: Session, parts: Parts) -> None:
     def switch(on: bool, request: gr.Request) -> Updates:
         with told():
             session.programs.keys.switch(on)
-        return refresh(request)
+            return {
+                parts.switch: session.programs.on,
+                parts.state: state_line(session, address_of(request)),
+            }
+        return {parts.state: gr.skip()}
 
     def make(name: str, request: gr.Request) -> Updates:
         with told():
@@ -184,11 +188,16 @@ def wire(session: Session, parts: Parts) -> None:
     row, yes, no = parts.asking
     outputs = [parts.switch, parts.state, parts.keys, parts.secret, parts.which, row]
     outputs += [parts.curl, parts.python, parts.name]
-    made = Event(make, parts.name, outputs)
-    parts.tab.select(refresh, None, outputs, **AT_ONCE)
-    parts.switch.input(switch, parts.switch, outputs, **AT_ONCE)
+    # A key is shown once: a tab that is late must not take it away.
+    deeds = gr.State(Deeds())
+    made = Event(counted(make), [deeds, parts.name], outputs)
+    parts.tab.select(unless_done(refresh), deeds, outputs, **AT_ONCE)
+    turned = [parts.switch, parts.state]
+    parts.switch.input(
+        counted(switch), [deeds, parts.switch], turned, trigger_mode="always_last", **AT_ONCE
+    )
     parts.make.click(*made, **AT_ONCE)
     parts.name.submit(*made, **AT_ONCE)
-    parts.revoke.click(ask, parts.which, row, **AT_ONCE)
+    parts.revoke.click(counted(ask), [deeds, parts.which], row, **AT_ONCE)
     no.click(lambda: gr.update(visible=False), None, row, **AT_ONCE)
-    yes.click(revoke, parts.which, outputs, **AT_ONCE)
+    yes.click(counted(revoke), [deeds, parts.which], outputs, **AT_ONCE)

@@ -26,7 +26,17 @@ from app.web.saving import SAVE_FILE, saved
 from app.web.stack_html import fine
 from app.web.tabs.settings import Controls, methods, number
 from app.web.verdicts import title_of
-from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, told
+from app.web.wiring import (
+    AT_ONCE,
+    Asked,
+    Memory,
+    Updates,
+    newest,
+    owner_of,
+    pass_on,
+    told,
+    unasked,
+)
 from engine.errors import PromptError, StorageError
 from engine.methods import PLAIN, method_named, no_head
 from engine.questions import in_turn, read, typed
@@ -502,15 +512,39 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
     screen: list[Block] = [parts.result, parts.detail, parts.chart, parts.tools]
     whole = [*buttons, *screen, parts.status, parts.beside, parts.history, parts.ids, parts.shown]
     choosing = [parts.source.input, parts.path.submit, parts.path.blur, parts.text.blur]
-    gr.on(choosing, on.choose, asked, [parts.files, parts.text, parts.asked], **AT_ONCE)
+    # Who leaves a box by a click on another source means both.
+    gr.on(
+        choosing,
+        on.choose,
+        asked,
+        [parts.files, parts.text, parts.asked],
+        trigger_mode="always_last",
+        **AT_ONCE,
+    )
     parts.upload.upload(on.upload, parts.upload, [parts.read, parts.path, parts.asked], **AT_ONCE)
-    parts.run.click(on.run, [memory, *asked, *fields_of, *controls.inputs], whole, **AT_ONCE)
-    parts.resume.click(on.resume, [memory, parts.shown], whole, **AT_ONCE)
+    # A benchmark that goes on draws nothing over the one that is picked meanwhile.
+    last = gr.State(Asked())
+    picked = [parts.resume, *screen, parts.beside, parts.shown]
+    questions = [*asked, *fields_of, *controls.inputs]
+    parts.run.click(newest(on.run, picked), [last, memory, *questions], whole, **AT_ONCE)
+    parts.resume.click(newest(on.resume, picked), [last, memory, parts.shown], whole, **AT_ONCE)
     parts.stop.click(on.stop, memory, None, **AT_ONCE)
-    parts.tab.select(on.refresh, [memory, parts.shown], [parts.methods, *whole], **AT_ONCE)
-    picked = [*buttons, *screen, parts.beside, parts.shown]
-    parts.history.select(on.pick, [memory, parts.ids], picked, **AT_ONCE)
-    parts.beside.input(on.set_beside, [memory, parts.shown, parts.beside], screen, **AT_ONCE)
+    seen = [parts.methods, *whole]
+    parts.tab.select(unasked(on.refresh), [last, memory, parts.shown], seen, **AT_ONCE)
+    parts.history.select(
+        newest(on.pick, picked),
+        [last, memory, parts.ids],
+        [parts.run, parts.stop, *picked],
+        trigger_mode="multiple",
+        **AT_ONCE,
+    )
+    parts.beside.input(
+        newest(on.set_beside, screen),
+        [last, memory, parts.shown, parts.beside],
+        screen,
+        trigger_mode="always_last",
+        **AT_ONCE,
+    )
     for button, file in ((parts.csv, on.as_csv), (parts.json, on.as_json)):
         button.click(file, [memory, parts.shown], parts.outgoing, **AT_ONCE).then(
             None, parts.outgoing, None, js=SAVE_FILE, **AT_ONCE

@@ -19,7 +19,18 @@ from app.web.tabs.settings import Controls
 from app.web.tabs.talking import Talk
 from app.web.tabs.welcome import welcome
 from app.web.token_view import token_view
-from app.web.wiring import AT_ONCE, Listing, Memory, Updates, owner_of, pass_on, sent, told, warn
+from app.web.wiring import (
+    AT_ONCE,
+    Listing,
+    Memory,
+    Updates,
+    owner_of,
+    pass_on,
+    sent,
+    told,
+    unasked,
+    warn,
+)
 from engine.errors import StrataError
 
 QUEUE_SECONDS = 0.1
@@ -220,6 +231,7 @@ def wire_stream(on: Handlers, here: Sequence[Block], listing: Listing) -> None:
     parts.tokens.over(*over, trigger_mode="multiple", **AT_ONCE)
     parts.tokens.fallback(on.fall_back, here, parts.tokens, **AT_ONCE)
     parts.tokens.resend(on.resend, here, parts.tokens, **AT_ONCE)
-    look = parts.tokens.look(on.look, here, stored(parts), **AT_ONCE)
+    seen = [listing.asked, *here]
+    look = parts.tokens.look(unasked(on.look), seen, stored(parts), **AT_ONCE)
     look.then(*listing.refresh, **AT_ONCE)
     parts.tokens.waiting(None, None, parts.proof, js="() => window.strata.line", **AT_ONCE)

@@ -446,8 +446,9 @@ class Handlers:
             there = models_of(self.session) if chosen else []
             for each, source in zip(self.parts.sides, chosen, strict=False):
                 assert each.model is not None
-                kept = source if source in dict(there).values() else ""
-                found[each.model] = gr.update(choices=there, value=kept)
+                # What is chosen meanwhile stays: a choice is told only where it is gone.
+                gone: dict[str, Any] = {} if source in dict(there).values() else {"value": ""}
+                found[each.model] = gr.update(choices=there, **gone)
         return found
 
 

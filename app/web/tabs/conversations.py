@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -25,14 +24,17 @@ from app.web.tabs.messages import undo
 from app.web.tabs.settings import Controls
 from app.web.wiring import (
     AT_ONCE,
+    Asked,
     Event,
     Listing,
     Memory,
     Updates,
+    newest,
     owner_of,
     pass_on,
     sent,
     told,
+    unasked,
     warn,
 )
 from engine.errors import StorageError
@@ -115,9 +117,10 @@ class Handlers:
         talk: chat_view.Parts,
         controls: Controls,
         current: gr.State,
+        memory: gr.BrowserState,
     ) -> None:
         self.session, self.parts, self.talk = session, parts, talk
-        self.controls, self.current = controls, current
+        self.controls, self.current, self.memory = controls, current, memory
 
     def redraw(
         self,
@@ -125,14 +128,14 @@ class Handlers:
         conversation: str | None,
         search: str,
         memory: Memory,
-    ) -> tuple[object, object]:
+    ) -> Updates:
         """The list, filtered; the browser remembers what is open."""
         owner = owner_of(self.session, memory, request)
-        remembered = {**(memory or {}), "conversation": conversation}
+        remembered: Updates = {self.memory: {**(memory or {}), "conversation": conversation}}
         with told():
             value, _ = self.value(request, owner, conversation, search)
-            return value, remembered
-        return gr.skip(), remembered
+            return {**remembered, self.parts.listed: value}
+        return remembered
 
     def value(
         self, request: gr.Request, owner: str, conversation: str | None, search: str
@@ -151,7 +154,6 @@ class Handlers:
         handler: Callable[..., Updates],
         inputs: Sequence[Block],
         outputs: Sequence[Block],
-        memory: gr.BrowserState,
     ) -> Event:
         """An event whose handler is told what the page sent, and who asks. It then brings the list
         as well, where that changed: an event of its own for that costs as much as this one."""
@@ -172,7 +174,7 @@ class Handlers:
                 return {**updates, **({self.parts.listed: value} if fresh else {})}
             return updates
 
-        here: list[Block] = [self.current, self.parts.search, memory]
+        here: list[Block] = [self.current, self.parts.search, self.memory]
         return Event(both, [*here, *inputs], [*outputs, self.parts.listed])
 
     def settings_of(self, conversation: Conversation) -> Updates:
@@ -329,12 +331,19 @@ def wire(
     before."""
     showing: list[Block] = [*chat_view.stored(talk), talk.proof, talk.figures, talk.editing]
     showing += [current, *controls.inputs]
-    on = Handlers(session, parts, talk, controls, current)
-    refresh = Event(on.redraw, [current, parts.search, memory], [parts.listed, memory])
-    listing = Listing(refresh, partial(on.with_list, memory=memory))
+    on = Handlers(session, parts, talk, controls, current, memory)
+    # The conversation that was chosen last is open, however late the others come.
+    asked = gr.State(Asked())
+    drawn: list[Block] = [parts.listed, memory]
+    refresh = Event(newest(on.redraw, drawn), [asked, current, parts.search, memory], drawn)
+    listing = Listing(refresh, on.with_list, asked)
 
-    parts.listed.open(on.open_, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
-    parts.new.click(on.new, [memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
+    parts.listed.open(
+        newest(on.open_, showing), [asked, memory], showing, trigger_mode="multiple", **AT_ONCE
+    ).then(*refresh, **AT_ONCE)
+    parts.new.click(newest(on.new, showing), [asked, memory], showing, **AT_ONCE).then(
+        *refresh, **AT_ONCE
+    )
     parts.search.change(*refresh, trigger_mode="always_last", **AT_ONCE)
     changes = (
         (parts.listed.pin, on.pin),
@@ -342,7 +351,7 @@ def wire(
         (parts.listed.folder, on.file),
     )
     for event, handler in (*changes, (parts.listed.title, on.suggest)):
-        event(handler, [memory], None, **AT_ONCE).then(*refresh, **AT_ONCE)
+        event(handler, [memory], None, trigger_mode="multiple", **AT_ONCE).then(*refresh, **AT_ONCE)
     parts.listed.remove(on.remove, [current, memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
     saved: dict[str, Any] = {"inputs": parts.outgoing, "outputs": parts.outgoing, "js": SAVE_FILE}
     exported = parts.listed.export(on.export, [memory], parts.outgoing, **AT_ONCE)
@@ -356,7 +365,7 @@ def wire(
     parts.import_.upload(on.import_, [parts.import_, memory], showing, **AT_ONCE).then(
         *refresh, **AT_ONCE
     )
-    return listing, Event(on.restore, [current, memory], showing)
+    return listing, Event(unasked(on.restore), [asked, current, memory], showing)
 
 
 def read_in(session: Session, owner: str, file: str | None) -> str:

@@ -11,7 +11,7 @@ from gradio.blocks import Block
 from app.service.statistics_files import StatisticsFiles
 from app.web import models_html
 from app.web.stack_html import fine, line
-from app.web.wiring import AT_ONCE, Event
+from app.web.wiring import AT_ONCE, Deeds, Event, counted, unless_done
 from engine.errors import Cancelled, StorageError, StrataError
 from storage.documents import KINDS, PACKED
 
@@ -191,14 +191,15 @@ def wire(files: StatisticsFiles, parts: Parts, tab: gr.Tab, after: Event) -> Non
     """Connect the section. `after` is the event by which the rest of the tab follows."""
     on = Handlers(files, parts)
     outputs = [*parts.actions, parts.stop, parts.remove, parts.status]
-    tab.select(on.show, None, outputs, **AT_ONCE)
+    deeds = gr.State(Deeds())
+    tab.select(unless_done(on.show), deeds, outputs, **AT_ONCE)
     for event in (
-        parts.upload.upload(on.uploaded, parts.upload, outputs, **AT_ONCE),
-        parts.build.click(on.local, parts.paths, outputs, **AT_ONCE),
-        parts.bring.upload(on.bring, parts.bring, outputs, **AT_ONCE),
-        parts.take.click(on.take, parts.paths, outputs, **AT_ONCE),
-        parts.remove.click(on.remove, None, outputs, **AT_ONCE),
+        parts.upload.upload(counted(on.uploaded), [deeds, parts.upload], outputs, **AT_ONCE),
+        parts.build.click(counted(on.local), [deeds, parts.paths], outputs, **AT_ONCE),
+        parts.bring.upload(counted(on.bring), [deeds, parts.bring], outputs, **AT_ONCE),
+        parts.take.click(counted(on.take), [deeds, parts.paths], outputs, **AT_ONCE),
+        parts.remove.click(counted(on.remove), deeds, outputs, **AT_ONCE),
     ):
         event.then(*after, **AT_ONCE)
-    parts.copy.click(on.copy, parts.paths, outputs, **AT_ONCE)
+    parts.copy.click(counted(on.copy), [deeds, parts.paths], outputs, **AT_ONCE)
     parts.stop.click(files.stop, None, None, **AT_ONCE)

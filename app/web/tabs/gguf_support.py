@@ -11,7 +11,7 @@ from app.service.gguf_support import GgufSupport
 from app.web import models_html
 from app.web.stack_html import fine
 from app.web.tabs.loading import Place, build_place
-from app.web.wiring import AT_ONCE, Event
+from app.web.wiring import AT_ONCE, Deeds, Event, counted, unless_done
 from engine.errors import Cancelled, StrataError
 
 BUTTON = "Set up GGUF support"
@@ -96,7 +96,8 @@ def wire(support: GgufSupport, parts: Parts, tab: gr.Tab, after: Event) -> None:
     """Connect the section. `after` is the event by which the rest of the tab follows."""
     on = Handlers(support, parts)
     outputs = [parts.section, *parts.place.buttons, parts.place.stop, parts.place.status]
-    tab.select(on.show, None, outputs, **AT_ONCE)
-    event = parts.place.buttons[0].click(on.set_up, None, outputs, **AT_ONCE)
+    deeds = gr.State(Deeds())
+    tab.select(unless_done(on.show), deeds, outputs, **AT_ONCE)
+    event = parts.place.buttons[0].click(counted(on.set_up), deeds, outputs, **AT_ONCE)
     event.then(*after, **AT_ONCE)
     parts.place.stop.click(support.stop, None, None, **AT_ONCE)
