@@ -115,9 +115,10 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
     add(
         "--model",
         default="",
-        metavar="PATH|ID",
-        help="a folder, a GGUF file, a Hugging Face id, or OWNER/NAME:FILE.gguf (default: the "
-        "demonstration model that comes along)",
+        metavar="PATH|ID|URL",
+        help="a folder, a GGUF file, a Hugging Face id, OWNER/NAME:FILE.gguf, or the address of an "
+        "OpenAI-compatible server, as http://localhost:8000/v1 (its key: STRATA_SERVER_KEY; "
+        "default: the demonstration model that comes along)",
     )
     add_runtime(parser)
     add(

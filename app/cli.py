@@ -33,6 +33,10 @@ ENVIRONMENT = {
 Threads: one per physical core. Helpers that wait for a core the browser uses stall every step."""
 
 
+SERVER_KEY = "STRATA_SERVER_KEY"
+"""The environment variable with the key of the server that --model names, and of no other one."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted; 2 when something has to be put right first."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -75,6 +79,7 @@ def serve(options: Options) -> None:
     """Everything in its order: the slow imports wait until the command line made sense. The model
     is read in the engine's process meanwhile, and the page says how far that is."""
     from engine.models.loaders import check_there
+    from engine.servers.address import is_address
     from storage import leftovers
     from storage.database import Database
 
@@ -84,6 +89,8 @@ def serve(options: Options) -> None:
         leftovers.clean(database, folder)
         session = session_of(options, folder, database, stack)
         models = session.models
+        if is_address(options.model):
+            models.give_key(options.model, os.environ.get(SERVER_KEY, ""))
         loading = models.start(options.model, options.runtime, options.drafts)
         tell(database.notices)
         over = threading.Event()

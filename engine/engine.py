@@ -15,7 +15,7 @@ stream answers with `reply`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from engine.backends.base import BackendInfo
@@ -81,12 +81,14 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Load:
     """A model that is wanted in the place of the loaded one: it is called `name`, or as it calls
-    itself. With `beside` both are in memory until it is there; else the old one makes room."""
+    itself. With `beside` both are in memory until it is there; else the old one makes room. `key`
+    opens the server that runs it, where one does."""
 
     source: str
     runtime: Runtime = Runtime()
     name: str = ""
     beside: bool = True
+    key: str = field(default="", repr=False)
 
 
 # what comes back
@@ -149,6 +151,17 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerCounted:
+    """What a server drafted and accepted since an answer began, in tokens: for all who asked it
+    meanwhile, not for this answer alone. `own` tokens were drafted for this answer, None where that
+    is not told."""
+
+    drafted: int
+    accepted: int
+    own: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """How far a piece of work is, from 0 to 1; None where that is not known. `words` say what is
     being done, "" where there is but one thing."""
@@ -206,6 +219,7 @@ Event = (
     | Calibrated
     | CostsMeasured
     | Notice
+    | ServerCounted
     | WantedPastAnswers
     | WantedContextLog
 )

@@ -4,6 +4,7 @@ StrataError
 ├── SettingError          a setting out of range or unknown
 ├── PromptError           an empty message, or one that does not fit the context
 ├── ModelError            a model that cannot be found, read or used
+│   └── ServerError       a server that cannot be reached, or does not answer as it should
 ├── Cancelled             the user stopped a long piece of work
 ├── EngineDied            the process that runs the models ended, or never began
 ├── Busy                  too much is waiting for the model already
@@ -25,6 +26,10 @@ class PromptError(StrataError):
 
 class ModelError(StrataError):
     """A model cannot be found, read or used."""
+
+
+class ServerError(ModelError):
+    """A server that runs a model cannot be reached, or does not answer as it should."""
 
 
 class Cancelled(StrataError):

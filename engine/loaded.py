@@ -20,6 +20,7 @@ from engine.methods import WHERE_THERE, Method
 from engine.prompt import Chat
 from engine.runs import UNMEASURED, PlainSpeed, plain_speed
 from engine.sequences import Sequences
+from engine.servers.served import ServedChat, ServedModel
 from engine.settings import Runtime
 from engine.types import HEAD, Message
 
@@ -91,7 +92,8 @@ class Loaded:
     chat: Chat = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chat = Chat(self.backend)
+        served = isinstance(self.backend, ServedModel)
+        self.chat = ServedChat(self.backend) if served else Chat(self.backend)
 
     @property
     def there(self) -> bool:

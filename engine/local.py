@@ -61,6 +61,8 @@ from engine.models.memory import Need
 from engine.prompt import Size, ends_in_thinking, no_room, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
+from engine.servers.answer import answer as answered_elsewhere
+from engine.servers.served import ServedModel
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
 from engine.text import TextStream, behind, resumed
@@ -195,6 +197,10 @@ class Local:
         """One answer, on the model's thread."""
         self.need_model()
         self.loaded.memory.sweep()
+        served = self.loaded.backend
+        if isinstance(served, ServedModel):
+            answered_elsewhere(served, request, stream.put, stream.stopped.is_set)
+            return
         self.emit = stream.put
         try:
             if request.measured is None:
@@ -431,6 +437,9 @@ class Local:
     def read_model(self, wanted: Load, stream: Stream[Loading]) -> Loaded:
         """A model, ready to answer: read, and known in its costs and its speed."""
         backend = self.loaders.load(wanted.source, wanted.runtime)
+        if isinstance(backend, ServedModel):
+            backend.connect(wanted.key)
+            return Loaded(backend, DraftingMemory(None), wanted.source, wanted.runtime)
         if wanted.name:
             backend.info = replace(backend.info, name=wanted.name)
 
@@ -465,9 +474,12 @@ class Local:
         """Let the loaded models go; what comes back is enough to have them again."""
         loaded = self.loaded
         info = loaded.backend.info
-        before = Load(loaded.source, loaded.runtime, info.name), list(self.sources.items())
+        served = loaded.backend
+        key = served.access.key if isinstance(served, ServedModel) else ""
+        old = Load(loaded.source, loaded.runtime, info.name, key=key)
+        before = old, list(self.sources.items())
         there = loaded.there
-        del loaded
+        del loaded, served
         self.use(no_model(info))
         gc.collect()
         return before if there else None

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 CONTEXT, MODEL, STATISTICS, TARGET = "context", "model", "statistics", "target"
+UNKNOWN = "unknown"
+"""The source of tokens of which nobody tells where they came from: a server's (engine/servers)."""
 HEAD = "head"
 """The source of what the model's own head drafts (engine/heads/base.py), and this way to draft."""
 TIERS = (CONTEXT, MODEL, STATISTICS)
@@ -172,7 +174,8 @@ def strength(total: float, distinct: float) -> int:
 class Token:
     """One emitted token.
 
-    `source` is the tier that drafted it, "draft:<model>", or "target" (bonus, corrected or plain).
+    `source` is the tier that drafted it, "draft:<model>", "target" (bonus, corrected or plain), or
+    "unknown".
     `text` is the text that it completes: "" while a UTF-8 sequence or a stop string is pending.
     `probability` is the target's own, from the logits before any sampler setting; `likeliest` are
     the likeliest tokens at its place with theirs, where they were asked for.

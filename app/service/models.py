@@ -27,6 +27,7 @@ from engine.models.formats import format_of
 from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders, kind_of, name_of, settled
 from engine.models.memory import Need
 from engine.queue import OWNER
+from engine.servers.address import is_address, parsed
 from engine.settings import Runtime
 from storage.database import Database
 from storage.sources import SourceStore
@@ -88,6 +89,8 @@ class Models:
         """What was found in each folder that was scanned."""
         self.added: dict[str, int] = {}
         """Models that were named and not loaded yet, with the bytes that they have."""
+        self.keys: dict[str, str] = {}
+        """The key of each server that wants one, by its origin: in memory alone, stored nowhere."""
         self.kept = [database.path.parent / FOLDER] if database.path else []
         """Folders of ours, beside the hub's cache: what lies there may be deleted."""
         self.tasks = Tasks()
@@ -303,10 +306,23 @@ class Models:
         beside = self.check_memory(source, runtime)
         report(Progress(None, f"Loading {name} …"))
         named = name if is_embedded(source) else ""
-        self.exchange(Load(source, runtime, named, beside), report, task)
+        wanted = Load(source, runtime, named, beside, self.key_of(source))
+        self.exchange(wanted, report, task)
         self.keep(source, runtime)
         self.notices += self.stacks.restore(drafts, lambda draft: self.fetch(draft, report, task))
         report(Progress(1.0, f"{name} is loaded."))
+
+    def key_of(self, source: str) -> str:
+        """The key of the server that a source names; "" where it has none, or names none."""
+        return self.keys.get(parsed(source).origin, "") if is_address(source) else ""
+
+    def give_key(self, source: str, key: str) -> None:
+        """Open the server that a source names with this key from now on; "" leaves it as it was.
+
+        Raises ModelError where it names none.
+        """
+        if key.strip():
+            self.keys[parsed(source).origin] = key.strip()
 
     def fetch(self, source: str, report: Report, task: Task) -> None:
         """Download what is missing of a model, until the task is stopped."""

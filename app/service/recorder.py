@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.service.continuing import Begun, told_again
+from engine.engine import ServerCounted
 from engine.metrics import Metrics, tallied
 from engine.runs import Collector
 from engine.types import NO_RUN, Event, Learned, Part, Prefill, Run, Step
@@ -69,6 +70,8 @@ class Recorder:
         self.thinks = False
         """Whether it begins within thinking that the chat template has begun."""
         self.finish: str | None = None
+        self.counted: ServerCounted | None = None
+        """What the counters of a server tell."""
         self.stored = len(run.steps)
         self.opened = begun is None
         """Whether what is stored ends so that more can follow."""
@@ -108,9 +111,11 @@ class Recorder:
         count = len(steps[-1].tokens)
         self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event | ServerCounted) -> None:
         """Take in one event."""
-        if isinstance(event, Step):
+        if isinstance(event, ServerCounted):
+            self.counted = event
+        elif isinstance(event, Step):
             self.take(replace(event, index=self.first + event.index))
         elif isinstance(event, Prefill) and self.part is not None:
             self.part = replace(self.part, prefill=event)
@@ -145,7 +150,7 @@ class Recorder:
     def update(self, dropped: int) -> "Update":
         """The answer so far."""
         counts, metrics = (len(self.pieces), len(self.steps)), self.tally.metrics()
-        return Update(self, *counts, metrics, self.finish, dropped, self.seed)
+        return Update(self, *counts, metrics, self.finish, dropped, self.seed, self.counted)
 
     def flush(self, over: bool = False) -> None:
         """Store what is new of the answer: as soon as there is text, or where it is over."""
@@ -213,6 +218,7 @@ class Update:
     what they were worth.
 
     No token is copied before it is asked for. `dropped` older messages did not fit the context.
+    `counted` is what the counters of a server tell, where one answers.
     """
 
     recorder: Recorder
@@ -222,6 +228,7 @@ class Update:
     finish: str | None
     dropped: int
     seed: int
+    counted: ServerCounted | None = None
 
     def since(self, start: int, most: int | None = None) -> Sequence[Piece]:
         """The tokens from number `start` on, at most so many."""

@@ -15,6 +15,27 @@ from engine.types import Message
 
 
 @dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server told of itself that runs a model elsewhere.
+
+    `host` names it, `maker` is whose program it is. It is `drafting` as far as it tells, from these
+    `databases`, chains of at most `draft_tokens` (0: not told). `sources`: it says where tokens
+    came from; `counts`: it has counters of drafts; `switches`: it answers without drafts when asked
+    to; `goes_on`: it goes on with an answer that has begun.
+    """
+
+    host: str
+    maker: str = ""
+    drafting: bool = False
+    databases: tuple[str, ...] = ()
+    draft_tokens: int = 0
+    sources: bool = False
+    counts: bool = False
+    switches: bool = False
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BackendInfo:
     """What the rest of the program may know of a loaded model.
 
@@ -29,6 +50,7 @@ class BackendInfo:
     the model wants none. `can_think` says whether its chat template can have it think before it
     answers, or not. `head` is what the model brings to guess its own next tokens with, if anything.
     `ranks` is how many processes compute it together; `memory_bytes` are those of the first then.
+    `server` is what runs it elsewhere: None for a model on this machine.
     """
 
     name: str
@@ -53,6 +75,7 @@ class BackendInfo:
     can_think: bool = False
     head: HeadInfo | None = None
     ranks: int = 1
+    server: ServerInfo | None = None
 
 
 class TokenizerInfo(Protocol):

@@ -30,7 +30,8 @@ class ModelFormat(Protocol):
     model is a folder. `settings` are those of a Runtime that no other format knows. With
     `sized_on_hub` the need of a model is known before it is downloaded. With `always_sized` a model
     whose need cannot be told cannot be used either. With `float32_on_cpu` the weights take four
-    bytes a number on the processor, whatever the file holds.
+    bytes a number on the processor, whatever the file holds. With `elsewhere` it runs on another
+    machine, and nothing of it is on this one.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class ModelFormat(Protocol):
     sized_on_hub: bool
     always_sized: bool
     float32_on_cpu: bool
+    elsewhere: bool
 
     def recognises(self, source: str) -> bool:
         """Whether a source is in this format, by its name alone."""

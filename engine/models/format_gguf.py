@@ -40,6 +40,7 @@ class Gguf(ModelFormat):
     sized_on_hub = False
     always_sized = True
     float32_on_cpu = False
+    elsewhere = False
 
     def recognises(self, source: str) -> bool:
         return source.lower().endswith(ENDING)

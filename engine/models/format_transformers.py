@@ -45,6 +45,7 @@ class Transformers(ModelFormat):
     sized_on_hub = True
     always_sized = False
     float32_on_cpu = True
+    elsewhere = False
 
     def recognises(self, source: str) -> bool:
         return True

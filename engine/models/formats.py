@@ -6,9 +6,10 @@ engine/models/format_gguf.py and one entry in FORMATS, before the last, which ta
 
 from engine.models.format import ModelFormat
 from engine.models.format_gguf import Gguf
+from engine.models.format_server import Server
 from engine.models.format_transformers import Transformers
 
-FORMATS: tuple[ModelFormat, ...] = (Gguf(), Transformers())
+FORMATS: tuple[ModelFormat, ...] = (Server(), Gguf(), Transformers())
 
 
 def format_of(source: str) -> ModelFormat:

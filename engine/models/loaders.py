@@ -14,6 +14,8 @@ from engine.backends.base import Backend, Tokenizer
 from engine.errors import ModelError, SettingError
 from engine.models.formats import FORMATS, format_of
 from engine.models.memory import Need, free_memory
+from engine.servers.address import is_address
+from engine.servers.address import settled as settled_address
 from engine.settings import Runtime, Sampling
 
 DEFAULT_RUNTIME = Runtime()
@@ -51,6 +53,9 @@ def check(source: str) -> int:
 
     model_format = format_of(source)
     model_format.check_library(source)
+    if model_format.elsewhere:
+        model_format.need(source, DEFAULT_RUNTIME)
+        return 0
     return sources.check(model_format, settled(source))
 
 
@@ -120,7 +125,11 @@ SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 
 def check_there(source: str) -> None:
     """Raise ModelError for a path where nothing is: that can be told before anything is loaded."""
-    path = format_of(source).located(source)
+    model_format = format_of(source)
+    if model_format.elsewhere:
+        model_format.need(source, DEFAULT_RUNTIME)
+        return
+    path = model_format.located(source)
     if path is not None and not os.path.exists(path):
         raise ModelError(
             f"The model {source!r} does not exist. Give a folder that holds config.json, a "
@@ -140,8 +149,10 @@ def sampler(source: str) -> Sampling:
 
 def settled(source: str) -> str:
     """The full path of a folder or a file, so that one model has one name; anything else as it was
-    given."""
+    given, and an address as addresses are written."""
     source = source.strip()
+    if is_address(source):
+        return settled_address(source)
     path = Path(source).expanduser()
     if not source or not path.exists():
         return source

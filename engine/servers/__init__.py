@@ -1,0 +1,1 @@
+"""Models that run elsewhere: OpenAI-compatible servers, asked over HTTP."""

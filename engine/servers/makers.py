@@ -1,0 +1,12 @@
+"""Whose program a server is, as the list of its models tells, and what follows from that."""
+
+from typing import Any
+
+VLLM, STRATA, LLAMA = "vllm", "strata", "llamacpp"
+OFF: dict[str, dict[str, Any]] = {
+    VLLM: {"vllm_xargs": {"strata": "off"}},
+    STRATA: {"speculative": {"method": "plain"}},
+}
+"""What has a server answer without drafts. vLLM understands it where our drafter runs in it."""
+GOES_ON = (VLLM, STRATA, LLAMA)
+"""Servers that go on with an answer that has begun."""
