@@ -16,6 +16,7 @@ const levelRows = element.querySelector(".levels tbody");
 const times = [...element.querySelectorAll(".times i")];
 const stages = [...element.querySelectorAll(".stages b")].map((node) => node.firstChild);
 const ribbon = element.querySelector(".ribbon");
+const served = element.querySelector(".served");
 const saved = element.querySelector(".saved");
 const ended = element.querySelector(".ended");
 const rows = [...sourceRows.rows].map((row, at) => slots(row, shares.children[at]));
@@ -198,6 +199,8 @@ function draw(values) {
   drawLevels(values.l || []);
   drawStages(values.g || []);
   drawRibbon(values.r || [0, ""]);
+  hide(served, !values.v);
+  write(served.firstChild, values.v || " ");
   hide(saved, !values.w);
   write(saved.firstChild, values.w || " ");
   hide(ended, !values.e);

@@ -509,6 +509,8 @@ class Local:
     def read_drafts(self, wanted: Sequence[tuple[str, str]]) -> None:
         """Have these draft models; those that are loaded already stay as they are."""
         self.need_model()
+        if isinstance(self.loaded.backend, ServedModel):
+            self.loaded.backend.refuse()
         there = {(name, source): self.drafts[name] for name, source in self.sources.items()}
         drafts: dict[str, Backend] = {}
         for name, source in wanted:

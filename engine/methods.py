@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.backends.base import Backend, BackendInfo
+from engine.backends.base import Backend, BackendInfo, ServerInfo
 from engine.decode import never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import LARGEST
@@ -229,6 +229,8 @@ USUAL = Method(
     tiers_settable=True,
 )
 """What is used unless something else is chosen."""
+SERVER = Method("server", "As the server drafts", Drafting(tiers=()), settable=False)
+"""How a model is decoded that a server runs; nobody chooses it, it stands for all ways to draft."""
 METHODS = {
     method.name: method
     for method in (
@@ -292,8 +294,16 @@ METHODS = {
 }
 
 
+def served(method: Method, server: ServerInfo) -> Method:
+    """A method as a server follows it: it drafts in its own way, or not at all where it can be told
+    so."""
+    return PLAIN if method == PLAIN and server.switches else SERVER
+
+
 def offered(info: BackendInfo) -> list[Method]:
     """The methods that are not of one plan, as far as a model can be decoded with them."""
+    if info.server is not None:
+        return [*([PLAIN] if info.server.switches else []), USUAL]
     return [method for method in METHODS.values() if not method.missing(info)]
 
 
@@ -359,6 +369,8 @@ def method_named(name: str, drafting: Drafting | None = None) -> Method:
         method = PREFIXES[prefix](plan)
     elif name.startswith(FIXED):
         method = fixed_head(name.removeprefix(FIXED))
+    elif name == SERVER.name:
+        method = SERVER
     elif name in METHODS:
         method = METHODS[name]
     else:

@@ -3,18 +3,18 @@
 Runs that are compared start from nothing (engine/compare.py), and neither may learn from the other.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import log
 from statistics import median
 from typing import Any
 
-from engine.backends.base import Backend, BackendInfo
+from engine.backends.base import Backend, BackendInfo, ServerInfo
 from engine.compare import Speedup, cold, speedup
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import CostCurve
-from engine.methods import PLAIN, Method
+from engine.methods import PLAIN, Method, served
 from engine.metrics import summarise
 from engine.sampling import COLDEST, gumbel
 from engine.settings import Generation, Sampling
@@ -48,11 +48,13 @@ class Collector:
 
 def planned(info: BackendInfo, method: Method, generation: Generation, thinks: bool = False) -> Run:
     """A run as it is to be made, of which nothing is decoded yet. `thinks` says that it begins
-    within thinking, as its chat template has begun that."""
-    settings: dict[str, Any] = {
-        "generation": asdict(generation),
-        "drafting": asdict(method.drafting),
-    }
+    within thinking, as its chat template has begun that. What a server drafts is its own affair."""
+    settings: dict[str, Any] = {"generation": asdict(generation)}
+    if info.server is not None:
+        method = served(method, info.server)
+        settings["server"] = {"host": info.server.host, "sources": tells(method, info.server)}
+    else:
+        settings["drafting"] = asdict(method.drafting)
     if thinks:
         settings["thinks"] = True
     return Run(method.name, info.name, info.fingerprint, settings)
@@ -64,6 +66,17 @@ def collected(plan: Run, events: Iterable[Event]) -> Run:
     for event in events:
         collector.add(event)
     return collector.run
+
+
+def tells(method: Method, server: ServerInfo) -> bool:
+    """Whether it is known which tokens of a server's answer were guessed."""
+    return server.sources or method == PLAIN
+
+
+def from_server(run: Run) -> Mapping[str, Any] | None:
+    """What is known of the server that a run came from; None for one of this machine."""
+    found = run.settings.get("server")
+    return found if isinstance(found, Mapping) else None
 
 
 @dataclass(frozen=True, slots=True)

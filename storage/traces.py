@@ -108,7 +108,8 @@ class Worth(NamedTuple):
     """What the run of an answer came to: its tokens, those of them that were guessed, the seconds
     of the whole answer, and what plain decoding would have taken at the same load; None where that
     is not known. `proof` is what a proof in the background found, {} where there was none. `thinks`
-    says that the answer begins within thinking, as the chat template had begun that."""
+    says that the answer begins within thinking, as the chat template had begun that. `known` says
+    whether it is known which tokens were guessed: a server need not tell."""
 
     tokens: int
     guessed: int
@@ -116,6 +117,7 @@ class Worth(NamedTuple):
     plain_seconds: float | None
     proof: Mapping[str, Any]
     thinks: bool = False
+    known: bool = True
 
 
 class Traces:
@@ -238,6 +240,15 @@ class Traces:
                 [speedup, decode_speedup, run_id, self._owner],
             )
 
+    def tell_counts(self, run_id: str, counted: Mapping[str, int | None]) -> None:
+        """Store what the counters of the server told that a run came from."""
+        with self._db.write() as handle:
+            handle.execute(
+                "UPDATE runs SET settings = json_set(settings, '$.server.counted', json(?)) "
+                "WHERE id = ? AND owner = ? AND json_valid(settings)",
+                [json.dumps(dict(counted)), run_id, self._owner],
+            )
+
     def prove(self, run_id: str, proof: Mapping[str, Any]) -> None:
         """Store what a proof of a run found, as JSON can hold it; nothing where that is gone."""
         with self._db.write() as handle:
@@ -253,16 +264,17 @@ class Traces:
             "SELECT id, emitted_tokens, accepted_tokens, prefill_seconds + decode_seconds + "
             "coalesce(learning_seconds, 0), coalesce(plain_prefill_seconds, prefill_seconds) + "
             "plain_seconds, proof, CASE WHEN json_valid(settings) "
-            "THEN json_extract(settings, '$.thinks') END "
+            "THEN json_extract(settings, '$.thinks') END, CASE WHEN json_valid(settings) "
+            "THEN coalesce(json_extract(settings, '$.server.sources'), 1) END "
             "FROM runs WHERE conversation = ? AND owner = ?",
             [conversation_id, self._owner],
         ):
             with suppress(*MISSHAPEN):
-                tokens, guessed, seconds, plain, proof, thinks = row
+                tokens, guessed, seconds, plain, proof, thinks, known = row
                 told = from_json(proof)
                 worth = int(tokens), int(guessed), float(seconds), _known(plain)
                 proved = told if isinstance(told, dict) else {}
-                found[run_id] = Worth(*worth, proved, bool(thinks))
+                found[run_id] = Worth(*worth, proved, bool(thinks), known != 0)
         return found
 
     def speaker(self, run_id: str) -> str:

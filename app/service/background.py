@@ -19,7 +19,7 @@ from typing import Any
 from app.service.comparison import Progress, Proof
 from app.service.history import Answered
 from app.service.preferences import Preferences
-from app.service.proofs import Proofs
+from app.service.proofs import ELSEWHERE, Proofs
 from app.service.recorder import Update
 from app.service.tasks import Task
 from engine.errors import Cancelled, EngineDied, ModelError, StrataError
@@ -87,6 +87,9 @@ class Background:
         if not answered.run_id:
             return
         job = Job(owner, conversation, answered)
+        if answered.info.server is not None:
+            self.store(job, skipped(ELSEWHERE))
+            return
         if not answered.same_text:
             self.store(job, skipped("Same distribution does not keep the text of a seed."))
             return

@@ -21,7 +21,7 @@ from engine.hsd.profile import Profile
 from engine.methods import PLAIN, Method
 from engine.metrics import summarise
 from engine.queue import Waiting
-from engine.runs import Collector, Verdict, keeps_text, planned, worth
+from engine.runs import Collector, Verdict, from_server, keeps_text, planned, worth
 from engine.settings import Generation, Sampling
 from engine.streams import Stream
 from engine.types import NO_RUN, Learned, Prefill, Run, Step
@@ -100,10 +100,15 @@ class Progress:
         """How many times as fast the right side was, by the time of a token.
 
         Two runs that differ in their method alone, and accepted no draft, did the same: a ratio
-        above 1 is noise (see `gain`). Others may well differ.
+        above 1 is noise (see `gain`). Others may well differ, and a server need not tell.
         """
         kept = sum(summarise(run).kept for pair in pairs for run in pair)
-        return worth(pairs, 1 if self.differs else kept)
+        return worth(pairs, 1 if self.differs or self.served else kept)
+
+    @property
+    def served(self) -> bool:
+        """Whether the runs came from a server."""
+        return any(from_server(run) is not None for pair in self.pairs for run in pair)
 
     @property
     def by_character(self) -> float | None:

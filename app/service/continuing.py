@@ -134,8 +134,8 @@ def keeps_text_of(made: Run | Part) -> bool:
 
 
 def going_on(request: Request, found: Begun, info: BackendInfo) -> Request:
-    """The request for more of an answer, by the model that is loaded now."""
-    if found.said and found.speaker == info.fingerprint:
+    """The request for more of an answer, by the model that is loaded now. A server takes texts."""
+    if found.said and found.speaker == info.fingerprint and info.server is None:
         request = replace(request, said=found.said, speaker=found.speaker)
         return replace(request, messages=(), prompt=found.prompt) if found.prompt else request
     return replace(request, begun=found.message.content)

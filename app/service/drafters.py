@@ -7,7 +7,7 @@ of them are told, whether they draft or not, so that nobody has to guess why a l
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.backends.base import BackendInfo
+from engine.backends.base import BackendInfo, ServerInfo
 from engine.drafting.costs import LARGEST
 
 NO_HEAD = "none came with this model"
@@ -29,7 +29,10 @@ class Drafter:
 
 
 def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ...]:
-    """All three of a loaded model. `models` are the loaded draft models, by name."""
+    """All three of a loaded model. `models` are the loaded draft models, by name. A server drafts
+    in its own way."""
+    if info.server is not None:
+        return (on_server(info.server),)
     plain = "" if info.can_tree else "not possible: this model decodes plainly"
     head, named = info.head, ", ".join(models)
     if plain:
@@ -63,4 +66,24 @@ def tokens(count: int) -> str:
 def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
     """What drafts, in a line for the header."""
     found = [f"{each.name} ({each.how})" for each in drafters(info, models) if each.how]
+    if info.server is not None and not found:
+        return f"{info.server.host}: {drafters(info)[0].words}."
     return f"Drafted by: {', '.join(found) or 'nothing, it decodes plainly'}."
+
+
+def on_server(server: ServerInfo) -> Drafter:
+    """What drafts on a server, as far as that tells."""
+    name = f"server {server.host}"
+    if server.drafting:
+        return Drafter(name, drafting_words(server))
+    if server.sources:
+        return Drafter(name, "", "its drafting is off")
+    return Drafter(name, "", "it does not tell whether it drafts")
+
+
+def drafting_words(server: ServerInfo) -> str:
+    """How a server drafts."""
+    if not server.databases:
+        return "in a way that it does not tell"
+    deep = f", up to {tokens(server.draft_tokens)} ahead" if server.draft_tokens else ""
+    return f"with its databases{deep}"

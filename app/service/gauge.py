@@ -36,7 +36,7 @@ class Gauge:
     ) -> Size | None:
         """What the next prompt takes with this text at its end, or in the place of the message that
         is edited. None while it is not the time to ask."""
-        if not self.free:
+        if not self.free or not self.engine.state.info.context_length:
             return None
         with suppress(StrataError):
             messages = self.messages(owner, conversation, system, editing)
@@ -60,7 +60,7 @@ class Gauge:
 
     def counts(self, texts: Sequence[str]) -> list[tuple[int, bool]]:
         """How many tokens each text has, and whether that was counted, not estimated."""
-        if self.free:
+        if self.free and self.engine.state.info.server is None:
             with suppress(StrataError):
                 return [(count, True) for count in self.engine.counts(texts)]
         return [(-(-len(text) // CHARACTERS), False) for text in texts]

@@ -35,6 +35,10 @@ from engine.queue import Waiting
 from engine.runs import PlainSpeed, verdict, worth
 from engine.types import Message
 
+ELSEWHERE = (
+    "This answer came from a server, whose text cannot be proved here. The Compare tab asks it "
+    "with and without drafts."
+)
 PROOFS = 3
 """Pairs of a proof, at most: where the first ones took long enough, the others are left out."""
 ENOUGH = 4.0
@@ -72,6 +76,8 @@ class Proofs:
     def proved(self, owner: str, conversation_id: str, task: Task) -> Iterator[Proof | Waiting]:
         """`prove`, as one task."""
         answered = self.history.provable(owner, conversation_id)
+        if answered is not None and answered.info.server is not None:
+            raise PromptError(ELSEWHERE)
         if answered is None or answered.info != self.current.info:
             raise PromptError(
                 "There is no answer to prove since the program started. Send a message or "
@@ -150,6 +156,7 @@ class Proofs:
             self.lending.check(sides)
             yield from self.revival.loaded(task)
             sides = self.lending.named(sides[LEFT]), self.lending.named(sides[RIGHT])
+            check_switch(self.engine.state.info, sides)
             if not any(side.source for side in sides):
                 yield from self.compared(owner, messages, sides, repeats, task)
                 return
@@ -245,3 +252,16 @@ class Proofs:
         pairs = Pairs(self.engine, requests, measured, reply, report, task.stop, info)
         pairs.profile = self.stacks.profile_for
         return pairs
+
+
+def check_switch(info: BackendInfo, sides: tuple[Side, Side]) -> None:
+    """Raise PromptError for two sides that would be the same to a server, as it cannot be told to
+    answer without drafts."""
+    server = info.server
+    methods = {side.method == PLAIN for side in sides if not side.source}
+    if server is not None and not server.switches and len(methods) > 1:
+        raise PromptError(
+            f"{server.host} cannot be told to answer without drafts. Start the same server without "
+            "drafting at a second address, load that once in the Models tab, and choose it as the "
+            "model of the left side."
+        )

@@ -12,7 +12,7 @@ that is long, but for the text itself.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.service.continuing import Begun, told_again
@@ -210,6 +210,9 @@ class Recorder:
         if self.thread is not None:
             self.thread.join()
         self.flush(over=True)
+        counted, run_id = self.counted, self.run_id
+        if counted is not None and run_id:
+            self.keep(lambda: self.traces.tell_counts(run_id, asdict(counted)))
 
 
 @dataclass(frozen=True, slots=True)

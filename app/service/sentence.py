@@ -8,6 +8,7 @@ more than it saved, the sentence says that.
 
 from engine.compare import FEWEST
 from engine.metrics import Metrics
+from engine.types import UNKNOWN
 from storage.traces import Worth
 
 SLIGHT = 0.02
@@ -20,13 +21,16 @@ def worth_of(figures: Metrics, proof: dict[str, object] | None = None) -> Worth:
     if plain is not None:
         prompt = figures.plain_prefill_seconds
         plain += figures.prefill_seconds if prompt is None else prompt
-    return Worth(figures.tokens, figures.kept, figures.seconds, plain, proof or {})
+    known = UNKNOWN not in figures.share
+    return Worth(figures.tokens, figures.kept, figures.seconds, plain, proof or {}, known=known)
 
 
 def sentence(worth: Worth) -> str:
     """What there is to say of an answer; "" of one without a token."""
     if worth.tokens <= 0:
         return ""
+    if not worth.known:
+        return "The server does not tell which tokens were guessed."
     told = f"{guessed(worth)} guessed"
     if worth.plain_seconds is None or worth.tokens < FEWEST:
         return f"{told}."

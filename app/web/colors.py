@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.service.draft_models import LEVELS
-from engine.types import CONTEXT, DRAFT, HEAD, MODEL, STATISTICS, TARGET
+from engine.types import CONTEXT, DRAFT, HEAD, MODEL, STATISTICS, TARGET, UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ def ink(source: str) -> Ink:
     """The look of a source. A draft model that was never loaded has a shade by its name."""
     if source in INKS:
         return INKS[source]
+    if source == UNKNOWN:
+        return Ink("Not known", INK, "", "the server does not tell where this token came from")
     if not source.startswith(DRAFT):
         return Ink("Unknown", INK, "", "a source that this version does not know")
     name = source.removeprefix(DRAFT)

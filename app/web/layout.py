@@ -170,6 +170,9 @@ def brand(model: str, facts: Sequence[str] = ()) -> str:
 def facts_of(session: Session) -> list[str]:
     """What the header says of the loaded model."""
     info = session.current.info
+    if info.server is not None:
+        length = f"{info.context_length:,}" if info.context_length else "not told"
+        return [f"on the server {info.server.host}", f"context {length}"]
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]
     facts.append("compiled core" if session.current.state.compiled else "core in Python")

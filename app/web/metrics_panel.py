@@ -14,6 +14,7 @@ becomes markup. One update is small, as it is sent twice a second while an answe
     r   the ribbon: index of the first step, then a letter per token, "a" for the first row of `s`;
         a capital begins a step
     e   how the answer goes or went
+    v   what the server that answers drafted and accepted, in a sentence
     w   what guessing came to, in a sentence, once the answer is over
 
 Where nothing is known, the key is left out and the page shows a dash.
@@ -32,10 +33,11 @@ from app.web.colors import INKS, STAGES, ink, others
 from assets import ASSETS
 from engine.compare import Speedup, live
 from engine.metrics import Metrics
-from engine.types import TARGET, Step
+from engine.types import TARGET, UNKNOWN, Step
 
 NO_GAIN = "no draft was accepted, so there is no gain"
 """Why a speedup that was measured is not told (engine/compare.py)."""
+MEASURE_THERE = "Compare measures it"
 RIBBON = 64
 """The latest steps, which the ribbon shows."""
 EXPLAINED = {
@@ -91,7 +93,8 @@ def template() -> str:
         f'{times}</div><div class="stages">{words}</div></section>'
         '<section><h4>Latest steps</h4><div class="ribbon" role="img" aria-label="One column per '
         'step, one cell per token, in the colour of its source."></div></section>'
-        '<p class="saved" hidden> </p><p class="ended" hidden> </p></div>'
+        '<p class="served" hidden> </p><p class="saved" hidden> </p>'
+        '<p class="ended" hidden> </p></div>'
     )
 
 
@@ -129,8 +132,11 @@ def panel_values(
     steps: Sequence[Step] = (),
     speedup: Speedup | None = None,
     ended: str = "",
+    server: str | None = None,
 ) -> render.Data:
     """What the panel shows of a run: see the module's docstring.
+
+    `server` is what the counters of the server say that it came from, None for one of this machine.
 
     `steps` are those for the ribbon: all of a run, or those that came since the last update of a
     page that was told of the others. `speedup` is the one that was measured against a plain run of
@@ -140,7 +146,8 @@ def panel_values(
         return {}
     over = bool(steps) and steps[-1].finish is not None
     gained = live(figures) if speedup is None else speedup
-    values: render.Data = {"h": headline(figures, gained), "n": note(figures, gained, over)}
+    told = note(figures, gained, over) if server is None else MEASURE_THERE
+    values: render.Data = {"h": headline(figures, gained), "n": told}
     said = {token.source for step in steps for token in step.tokens}
     drafts = others({*figures.share, *figures.proposed, *figures.levels, *said})
     if figures.forwards:
@@ -155,6 +162,8 @@ def panel_values(
         values["l"] = found
     if over and (words := sentence(worth_of(figures))):
         values["w"] = words
+    if server:
+        values["v"] = server
     if ended:
         values["e"] = ended
     return values
@@ -166,9 +175,14 @@ def headline(figures: Metrics, speedup: Speedup) -> list[str]:
     return [
         f"{speed:,.0f}" if speed else DASH,
         times(speedup.whole),
-        f"{figures.mean_acceptance_length:.2f}" if figures.forwards else DASH,
+        f"{figures.mean_acceptance_length:.2f}" if steps_known(figures) else DASH,
         times(speedup.decoding),
     ]
+
+
+def steps_known(figures: Metrics) -> bool:
+    """Whether it is known which tokens came from one forward: a server need not tell."""
+    return bool(figures.forwards) and UNKNOWN not in figures.share
 
 
 def note(figures: Metrics, speedup: Speedup, over: bool) -> str:

@@ -38,6 +38,8 @@ def loaded(
     formats is faster here, `drafts` names its draft models, `costs` says what verifying takes."""
     if not source:
         return "<h3>Loaded</h3>" + fine("No model. Choose one and press Load.")
+    if info.server is not None:
+        return served(info, source)
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
     split = f" on each of {info.ranks} ranks" if info.ranks > 1 else ""
     listed = [
@@ -52,6 +54,16 @@ def loaded(
     told = [(each.name, each.words) for each in drafters(info, drafts)]
     words = "".join(map(fine, (info.note, costs, precision(info), formats)))
     return f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{facts(told)}{words}"
+
+
+def served(info: BackendInfo, source: str) -> str:
+    """The facts of a model that a server runs."""
+    length = f"{info.context_length:,} tokens" if info.context_length else "not told"
+    listed = [("model", info.name), ("context", length), ("from", source)]
+    told = [(each.name, each.words) for each in drafters(info)]
+    return (
+        f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{facts(told)}{fine(info.note)}"
+    )
 
 
 def still(info: BackendInfo, source: str) -> str:
@@ -109,6 +121,8 @@ def choice(candidate: Candidate) -> tuple[str, str]:
     size = amount(candidate.bytes) if candidate.bytes else "to be downloaded"
     if candidate.download and not candidate.bytes:
         size = f"{amount(candidate.download)} to download"
+    if format_of(candidate.source).elsewhere:
+        size = where(candidate.source)
     words = [candidate.name, candidate.kind, size, *(["loaded"] if candidate.loaded else [])]
     return " · ".join(words), candidate.source
 
@@ -167,6 +181,15 @@ def unknown(source: str, problem: str) -> str:
     return facts([("model", where(source))]) + line(
         "differs", "It cannot be loaded like this", problem
     )
+
+
+def elsewhere(source: str) -> str:
+    """A model that a server runs."""
+    words = (
+        "Loading it asks the server which model it has and what drafts there. It takes no memory "
+        "here. What you write is sent to that server."
+    )
+    return facts([("server", source)]) + fine(words)
 
 
 def absent(source: str) -> str:

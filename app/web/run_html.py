@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from html import escape
 
+from app.service.served import server_words
 from app.web.colors import INKS, STAGES, ink, others
 from app.web.metrics_panel import milliseconds, times
 from app.web.verdicts import title_of
+from engine.runs import from_server
 from engine.types import DRAFT, HEAD, TARGET, Prefill, Run, Step, Token
 from storage.traces import Asked, Trace
 
@@ -51,7 +53,19 @@ def heading(trace: Trace, run: Run) -> str:
     return (
         f'<div class="verdict"><b>{escape(title_of(trace.method))}</b> on {escape(trace.model)}, '
         f"{when}: {trace.emitted_tokens:,} tokens in {trace.forwards:,} steps. The prompt had "
-        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache.{gone_on(run)}</div>"
+        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache.{gone_on(run)}"
+        f"{served(run)}</div>"
+    )
+
+
+def served(run: Run) -> str:
+    """What is known of the server that a run came from; nothing for one of this machine."""
+    server, words = from_server(run), server_words(run)
+    if server is None:
+        return ""
+    return escape(
+        f" It came from the server {server.get('host', '')}; its times are those of arrival here. "
+        f"{words or ''}"
     )
 
 

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from app.http.login import logged_in
 from app.service.generation import Answer, Generations
 from app.service.recorder import UPDATE_SECONDS, Update
+from app.service.served import server_words
 from app.web import render
 from app.web.metrics_panel import panel_values
 from app.web.verdicts import waiting_line
@@ -95,7 +96,8 @@ class Teller:
         """What the panel beside the answer shows: the figures, and the steps that are new."""
         fresh = update.recorder.steps[self.steps : update.forwards]
         self.steps = update.forwards
-        return panel_values(update.metrics, fresh)
+        served = server_words(update.recorder.collector.plan, update.counted)
+        return panel_values(update.metrics, fresh, server=served)
 
     def legend(self) -> News:
         """What the sources' numbers mean; whether the answer begins within thinking."""

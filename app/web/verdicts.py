@@ -3,14 +3,16 @@
 from html import escape
 from typing import NamedTuple
 
-from app.service.comparison import Proof
+from app.service.comparison import Progress, Proof
 from app.web.metrics_panel import NO_GAIN, milliseconds, times
 from engine.compare import Speedup
 from engine.errors import SettingError
 from engine.methods import PLAIN, method_named
 from engine.metrics import summarise
 from engine.queue import Waiting
-from engine.runs import Verdict
+from engine.runs import Verdict, from_server
+from engine.servers.makers import GUARANTEE
+from engine.types import Run
 
 
 class SideWords(NamedTuple):
@@ -71,6 +73,33 @@ def another_text(found: Verdict, speed: str) -> str:
         f"({speed}, by time per token). To compare texts, choose Same text in Settings, under "
         "Advanced.</div>"
     )
+
+
+def on_server(progress: Progress, other: Verdict | None, speed: str) -> str:
+    """The verdict on pairs of runs of a server; `other` is where two part, if they do. `speed` is
+    our own markup."""
+    count = len(progress.pairs)
+    kind, said = "verdict same", f"<b>The same text</b> in {count} repeat{'s' * (count > 1)}"
+    if other is not None:
+        kind, said = "verdict", f"<b>Another text</b> from token {other.position:,} on"
+    return f'<div class="{kind}">{said} ({speed}). {GUARANTEE}</div>'
+
+
+def two_servers(progress: Progress) -> bool:
+    """Whether both sides are the same model, on two servers."""
+    left, right = progress.pairs[-1]
+    return left.model == right.model and None not in (from_server(left), from_server(right))
+
+
+def same_texts(progress: Progress) -> str:
+    """Whether two servers said the same. Their texts are compared: they need not tell tokens."""
+    same = all(written(left) == written(right) for left, right in progress.pairs)
+    return "Two servers, the same text" if same else "Two servers, another text"
+
+
+def written(run: Run) -> str:
+    """What a run said."""
+    return "".join(token.text for token in run.tokens)
 
 
 def title_of(name: str) -> str:

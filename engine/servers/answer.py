@@ -19,6 +19,7 @@ import httpx
 
 from engine.engine import Event, Notice, Request, ServerCounted, Started
 from engine.errors import ServerError
+from engine.methods import PLAIN
 from engine.servers.asked import body_of, left_out, refused_name
 from engine.servers.chunks import Chunk, Thinking, chunk_of, shared
 from engine.servers.client import SILENCE_SECONDS, Counters, counters
@@ -252,20 +253,28 @@ class Answer:
             if source not in (TARGET, UNKNOWN):
                 accepted[source] = accepted.get(source, 0) + 1
         seconds, self.last = max(0.0, moment - self.last), moment
-        self.put(Step(self.steps, tokens, accepted=accepted, verify_seconds=seconds))
+        self.put(Step(self.steps, tokens, accepted=accepted, other_seconds=seconds))
         self.steps += 1
 
     # what stands beside the answer
 
     @property
+    def plain(self) -> bool:
+        """Whether the server answers without drafts, as it was asked to."""
+        return self.request.method == PLAIN and self.model.server.switches
+
+    @property
     def asks_sources(self) -> bool:
         """Whether the server can tell where the tokens came from."""
-        return self.model.server.sources and self.pieces.known and bool(self.prompt)
+        known = self.model.server.sources and self.pieces.known and bool(self.prompt)
+        return known and not self.plain
 
     async def sources(self, total: int) -> tuple[list[str], list[int]]:
         """Where the first `total` tokens came from, and how many each forward emitted; UNKNOWN and
         nothing where the server does not tell."""
         unknown: tuple[list[str], list[int]] = [UNKNOWN] * total, []
+        if self.plain:
+            return [TARGET] * total, []
         if not self.asks_sources:
             return unknown
         ids = self.pieces.ids[:total]

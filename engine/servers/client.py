@@ -132,7 +132,7 @@ def text_at(client: httpx.Client, url: str) -> str:
 
 
 def counters(text: str) -> Counters | None:
-    """A server's counters of drafts from its metrics, of all its engines; None where it has none."""
+    """What a server's metrics count of drafts, over all its engines; None where they do not."""
     sums: dict[str, float] = {}
     for line in text[:MOST_BYTES].splitlines():
         found = SAMPLE.match(line)

@@ -10,3 +10,8 @@ OFF: dict[str, dict[str, Any]] = {
 """What has a server answer without drafts. vLLM understands it where our drafter runs in it."""
 GOES_ON = (VLLM, STRATA, LLAMA)
 """Servers that go on with an answer that has begun."""
+GUARANTEE = (
+    "At temperature 0 the text is the server's own greedy text, with drafts or without, up to "
+    "rounding. Above 0 drafts keep the distribution there, not the text of a seed."
+)
+"""What a server that drafts promises."""

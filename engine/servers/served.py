@@ -17,7 +17,7 @@ from engine.heads.base import Head
 from engine.prompt import Chat, Size
 from engine.servers.address import KIND, Address
 from engine.servers.client import Access, Found, find
-from engine.servers.makers import GOES_ON, OFF, STRATA
+from engine.servers.makers import GOES_ON, GUARANTEE, OFF, STRATA
 from engine.types import CONTEXT, MODEL, STATISTICS, Message
 
 CHARACTERS = 4
@@ -143,12 +143,6 @@ def info_of(address: Address, found: Found) -> BackendInfo:
         can_tree=False,
         device=address.host,
         dtype="",
-        note=GUARANTEE,
+        note=f"It answers from a server. {GUARANTEE}",
         server=server,
     )
-
-
-GUARANTEE = (
-    "It answers from a server. At temperature 0 the text is the server's own greedy text. Above 0 "
-    "drafts keep the distribution there, not the text of a seed."
-)

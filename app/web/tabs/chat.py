@@ -10,6 +10,7 @@ import gradio as gr
 from gradio.blocks import Block
 
 from app.service.generation import Answer
+from app.service.served import server_words
 from app.service.session import Session
 from app.web import guide, stream
 from app.web.metrics_panel import panel, panel_values
@@ -140,7 +141,10 @@ class Handlers(Talk):
             left = ended(self.session, self.parts, request, answer, drawn)
             if answer.update is not None:
                 figures, words = answer.update.metrics, ending(answer.update)
-                left[self.parts.figures] = panel_values(figures, answer.update.steps, ended=words)
+                served = server_words(answer.update.recorder.collector.plan, answer.update.counted)
+                left[self.parts.figures] = panel_values(
+                    figures, answer.update.steps, ended=words, server=served
+                )
             return {**left, self.parts.proof: ""}
         return {**working(self.parts, False), self.parts.proof: ""}
 

@@ -16,6 +16,7 @@ from gradio.blocks import Block
 
 from app.service.generation import Answer
 from app.service.recorder import Update
+from app.service.served import server_words
 from app.service.session import Session
 from app.web import render
 from app.web.metrics_panel import panel_values
@@ -204,7 +205,8 @@ def last_figures(session: Session, owner: str, conversation: str | None) -> rend
     store = Traces(session.database, owner)
     trace, run = store.get(run_id), store.load(run_id)
     known = Speedup(trace.speedup, trace.decode_speedup) if trace.speedup else None
-    return panel_values(summarise(run), run.steps, known, ENDINGS.get(run.finish or "", ""))
+    words, served = ENDINGS.get(run.finish or "", ""), server_words(run)
+    return panel_values(summarise(run), run.steps, known, words, served)
 
 
 def working(parts: Parts, busy: bool) -> Updates:

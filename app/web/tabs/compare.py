@@ -24,16 +24,21 @@ from app.web.verdicts import (
     another_text,
     difference,
     gained,
+    on_server,
+    same_texts,
     title_of,
+    two_servers,
     waiting_line,
 )
 from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, told, warn
+from engine.backends.base import ServerInfo
 from engine.errors import Cancelled, StrataError
 from engine.methods import PLAIN, USUAL, method_named
 from engine.metrics import summarise
 from engine.models.loaders import kind_of
 from engine.queue import Waiting
 from engine.runs import Verdict, verdict
+from engine.servers.makers import GUARANTEE
 from engine.settings import BUDGETS
 from engine.types import NO_RUN, TIERS, Run
 from storage.conversations import Piece
@@ -228,12 +233,25 @@ def idle(session: Session) -> str:
     """What the banner says before the first run."""
     info = session.current.info
     words = (
-        f"{info.note} Both runs will be plain."
+        between(info.server)
+        if info.server is not None
+        else f"{info.note} Both runs will be plain."
         if not info.can_tree
         else "Both runs start fresh, and neither learns from the other. Their order is swapped "
         "from repeat to repeat."
     )
     return f'<div class="verdict">{escape(words)}</div>'
+
+
+def between(server: ServerInfo) -> str:
+    """What is compared on a server, and what is guaranteed there."""
+    how = (
+        "The left side asks the server to draft nothing."
+        if server.switches
+        else f"{server.host} cannot be told to answer without drafts. Start it without drafting at "
+        "a second address, load that once, and choose it as the model of the left side."
+    )
+    return f"{how} {GUARANTEE}"
 
 
 def head(title: str, run: Run | None) -> str:
@@ -270,7 +288,7 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
     verdicts = [] if progress.differs else [judged(session, progress, *p) for p in progress.pairs]
     sides = PLAIN_AND_DRAFTS if is_plain(progress, LEFT) else LEFT_AND_RIGHT
     for repeat, found in enumerate(verdicts, start=1):
-        if not found.identical and progress.same_text:
+        if not found.identical and progress.same_text and not progress.served:
             return difference(found, f" in repeat {repeat}", sides)
     if len(progress.pairs) < repeats and not progress.cancelled:
         name = title_of(progress.running.method) if progress.running else "Next"
@@ -282,6 +300,8 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
         return unlike(progress)
     speed = outcome(progress)
     other = next((found for found in verdicts if not found.identical), None)
+    if progress.served:
+        return on_server(progress, other, speed)
     if other is not None:
         return another_text(other, speed)
     count = len(progress.pairs[-1][LEFT].tokens)
@@ -341,7 +361,10 @@ def unlike(progress: Progress) -> str:
     count = len(progress.pairs)
     over = f"{count} repeat{'s' * (count > 1)}" + (", stopped early" if progress.cancelled else "")
     words = "Their texts may differ, so only speeds and texts are shown."
-    if progress.differs == "model":
+    if two_servers(progress):
+        title, what = same_texts(progress), "characters per second"
+        words, more = GUARANTEE, f"{spread(progress)})."
+    elif progress.differs == "model":
         title, what = "Two models", "characters per second"
         more = f"{spread(progress)}). Tokens of two models are not equally long."
     else:

@@ -24,8 +24,9 @@ from app.web.tabs.loading import Place, build_adding, build_place, paced
 from app.web.tabs.settings import control, number
 from app.web.wiring import AT_ONCE, Deeds, Event, Updates, counted, told, unless_done, warn
 from engine.errors import Cancelled, ModelError, StrataError
-from engine.models.formats import FORMATS
+from engine.models.formats import FORMATS, format_of
 from engine.models.loaders import DEFAULT_RUNTIME
+from engine.servers.address import KIND
 from engine.settings import Runtime
 
 AUTO = "auto"
@@ -68,6 +69,7 @@ class Parts:
     choice: gr.Radio
     box: gr.Textbox
     add: gr.Button
+    key: gr.Textbox
     remove: Removing
     reset: gr.Button
     runtime: dict[str, gr.components.Component]
@@ -93,20 +95,29 @@ def build(tab: gr.Tab, session: Session, first: Sequence[Card] = ()) -> Parts:
         with gr.Column(elem_classes="card", scale=4):
             gr.HTML("<h3>How it runs</h3>")
             runtime, groups = controls(session.models.runtime)
+            with groups[KIND]:
+                key = gr.Textbox(
+                    label="Key of the server",
+                    type="password",
+                    max_lines=1,
+                    info="Only where it wants one. It is kept until Strata ends, and never stored.",
+                    elem_id="models-key",
+                )
             need = gr.HTML(elem_id="models-need", apply_default_css=False)
             here = build_place("models", "Load")
             with gr.Row(elem_classes="presets"):
                 reset = gr.Button("Reset to the usual settings", size="sm", elem_id="models-reset")
     gguf, cards = gguf_support.build(session.gguf), [*starters, *catalogue.build()]
     shown = runtime, groups, need, here, gguf, cards
-    return Parts(tab, loaded, exact, choice, box, add, removing, reset, *shown)
+    return Parts(tab, loaded, exact, choice, box, add, key, removing, reset, *shown)
 
 
 def listing() -> tuple[gr.Radio, Removing, gr.Textbox, gr.Button]:
     """The models to choose from, how to take one away, and how to add more."""
     gr.HTML(
-        "<h3>On this machine</h3><p>Add a GGUF file, a folder or a Hugging Face model "
-        "(owner/name or owner/name:file.gguf). Folders are searched and remembered.</p>"
+        "<h3>Models</h3><p>Add a GGUF file, a folder, a Hugging Face model (owner/name or "
+        "owner/name:file.gguf), or the address of an OpenAI-compatible server "
+        "(http://host:8000/v1). Folders are searched and remembered.</p>"
     )
     choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
     with gr.Row(elem_classes="tools"):
@@ -269,6 +280,8 @@ class Handlers:
     def need(self, source: str, runtime: Runtime) -> str:
         """What a model will need, or why that cannot be told."""
         loaders = self.models.loaders
+        if format_of(source).elsewhere:
+            return models_html.elsewhere(source)
         if not loaders.present(source):
             return models_html.absent(source)
         try:
@@ -335,14 +348,18 @@ class Handlers:
             return {**self.screen(None), self.parts.place.status: fine(done)}
         return {self.parts.remove.asking: gr.update(visible=False)}
 
-    def load(self, source: str | None, *values: object) -> Iterator[Updates]:
-        """Let the chosen model take the place of the loaded one."""
+    def load(self, key: str, source: str | None, *values: object) -> Iterator[Updates]:
+        """Let the chosen model take the place of the loaded one. The `key` is that of its server;
+        the page forgets it."""
 
         def start(runtime: Runtime) -> Iterator[Progress]:
             if not source:
                 raise ModelError("No model is chosen. Choose one from the list first.")
+            if format_of(source).elsewhere:
+                self.models.give_key(source, key)
             return self.models.load(source, runtime)
 
+        yield {self.parts.key: ""}
         yield from self.work(self.parts.place, start, source, values)
 
     def load_exact(self, source: str | None, *values: object) -> Iterator[Updates]:
@@ -447,13 +464,15 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     removing.yes.click(counted(on.remove), [deeds, parts.choice], removed, **AT_ONCE)
     buttons = [button for each in places for button in each.buttons]
 
-    def loads(button: gr.Button, handler: Callable[..., object], place: Place) -> None:
-        outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status]))
-        event = button.click(counted(handler), [deeds, *inputs], outputs, **AT_ONCE)
+    def loads(
+        button: gr.Button, handler: Callable[..., object], place: Place, *given: Block
+    ) -> None:
+        outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status, *given]))
+        event = button.click(counted(handler), [deeds, *given, *inputs], outputs, **AT_ONCE)
         for step in follow:
             event = event.then(*step, **AT_ONCE)
 
-    loads(parts.place.buttons[0], on.load, parts.place)
+    loads(parts.place.buttons[0], on.load, parts.place, parts.key)
     loads(parts.exact, on.load_exact, parts.place)
     for card in parts.cards:
         for button, drafts in zip(card.place.buttons, ((), card.entry.stack), strict=False):

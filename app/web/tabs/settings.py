@@ -15,7 +15,7 @@ from app.service.session import Session
 from app.web.colors import ink
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
 from engine.errors import StrataError
-from engine.methods import USUAL, method_named, offered
+from engine.methods import USUAL, method_named, offered, served
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
 
@@ -198,7 +198,10 @@ def build(session: Session) -> Controls:
 
 def methods(session: Session) -> list[tuple[str, str]]:
     """All methods to choose from, by title: the named ones and those of the loaded models."""
-    named = [(method.title, method.name) for method in offered(session.current.info)]
+    info = session.current.info
+    named = [(m.title, m.name) for m in offered(info)]
+    if info.server is not None:
+        named = [(served(m, info.server).title, m.name) for m in offered(info)]
     return [*named, *session.stacks.methods()]
 
 
