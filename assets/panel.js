@@ -25,6 +25,9 @@ const levels = [];
 let drafts = [];
 let live = false;
 
+// Whether a server gave the answer: what a step took there is not known.
+let remote = false;
+
 // How many steps of the run the ribbon has shown.
 let shown = 0;
 
@@ -70,9 +73,9 @@ function node(name, words, kind = "") {
 }
 
 // A row for a draft model; its name comes from a folder.
-function draftRow([title, colour], columns) {
+function draftRow([title, colour, kind = "k-draft"], columns) {
   const row = document.createElement("tr");
-  const name = node("span", title, "tok k-draft");
+  const name = node("span", title, "tok " + kind);
   name.title = title;
   name.style.setProperty("--k", colour);
   row.insertCell().append(name);
@@ -169,7 +172,8 @@ function drawFirst() {
   const model = run ? duration(run) : DASH;
   const here = seen.get(run);
   write(first.value, here === undefined ? model : duration(1e6 * here));
-  write(first.note, here === undefined ? "in the model" : "on screen; in the model " + model);
+  const where = remote ? "from the server" : "in the model";
+  write(first.note, here === undefined ? where : `on screen; ${where} ${model}`);
 }
 
 function follow(key) {
@@ -192,6 +196,8 @@ function draw(values) {
   const alone = decoding === DASH ? "" : "decoding alone " + decoding;
   if (speedup.box.title !== alone) speedup.box.title = alone;
   write(acceptance.value, accepted);
+  remote = values.v !== undefined;
+  hide(ribbon.closest("section").previousElementSibling, remote);
   follow(values.k || 0);
   drawFirst();
   drawDrafts(values.d || []);

@@ -217,6 +217,12 @@ class Local:
         if not self.loaded.there:
             raise ModelError(NO_MODEL)
 
+    def need_model_here(self) -> None:
+        """Raise ModelError unless the loaded model is on this machine."""
+        self.need_model()
+        if isinstance(self.loaded.backend, ServedModel):
+            self.loaded.backend.refuse()
+
     def answer_events(self, request: Request, stream: Stream[Event]) -> Iterator[Event]:
         """The events of an answer that is learned."""
         loaded, method, generation = self.loaded, request.method, request.generation
@@ -508,9 +514,7 @@ class Local:
 
     def read_drafts(self, wanted: Sequence[tuple[str, str]]) -> None:
         """Have these draft models; those that are loaded already stay as they are."""
-        self.need_model()
-        if isinstance(self.loaded.backend, ServedModel):
-            self.loaded.backend.refuse()
+        self.need_model_here()
         there = {(name, source): self.drafts[name] for name, source in self.sources.items()}
         drafts: dict[str, Backend] = {}
         for name, source in wanted:
@@ -526,7 +530,7 @@ class Local:
 
     def measure_costs(self) -> Stream[Loading]:
         def work(stream: Stream[Loading]) -> None:
-            self.need_model()
+            self.need_model_here()
             self.time_forwards(self.loaded, stream)
             stream.put(CostsMeasured(self.loaded.backend.info, self.loaded.costs))
 

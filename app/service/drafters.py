@@ -66,19 +66,20 @@ def tokens(count: int) -> str:
 def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
     """What drafts, in a line for the header."""
     found = [f"{each.name} ({each.how})" for each in drafters(info, models) if each.how]
-    if info.server is not None and not found:
-        return f"{info.server.host}: {drafters(info)[0].words}."
+    if info.server is not None:
+        each = drafters(info)[0]
+        return f"Drafted by the server {each.how}." if each.how else f"The server {each.problem}."
     return f"Drafted by: {', '.join(found) or 'nothing, it decodes plainly'}."
 
 
 def on_server(server: ServerInfo) -> Drafter:
     """What drafts on a server, as far as that tells."""
-    name = f"server {server.host}"
+    name = "the server"
     if server.drafting:
         return Drafter(name, drafting_words(server))
     if server.sources:
-        return Drafter(name, "", "its drafting is off")
-    return Drafter(name, "", "it does not tell whether it drafts")
+        return Drafter(name, "", "does not draft now")
+    return Drafter(name, "", "does not tell whether it drafts")
 
 
 def drafting_words(server: ServerInfo) -> str:

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from app.web.colors import GRID, INK, INKS, PLAIN, STAGES, ink, others
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
-from engine.types import HEAD, NO_RUN, TARGET, Run
+from engine.types import HEAD, NO_RUN, TARGET, UNKNOWN, Run
 from storage.digests import NOTHING, Digest, digest
 from storage.traces import Mark
 
@@ -136,7 +136,8 @@ def share_by_tier(run: Digest) -> go.Figure:
     share = {source: count / run.tokens for source, count in run.share}
     guessed = 1 - share.get(TARGET, 0.0)
     title = f"{100 * guessed:.0f} % of the tokens were guessed"
-    figure = framed(title if share else "Where the tokens came from", "", "% of tokens")
+    known = share and UNKNOWN not in share
+    figure = framed(title if known else "Where the tokens came from", "", "% of tokens")
     sources = [*INKS, *others(share)]
     figure.add_bar(
         x=[name_of(source) for source in sources],
@@ -193,7 +194,8 @@ def step_times(run: Digest) -> go.Figure:
     """What the steps of a run took, split into their stages."""
     totals = {name: sum(getattr(point, name) for point in run.line) for name in STAGES}
     whole = sum(totals.values())
-    title = f"Verifying takes {100 * totals['verify'] / whole:.0f} % of a step" if whole else ""
+    verify = totals["verify"]  # Of a server's steps the stages are not known.
+    title = f"Verifying takes {100 * verify / whole:.0f} % of a step" if verify else ""
     figure = framed(title or "What a step takes", "step", "ms per step", True)
     for name, colour in STAGES.items():
         if not run.line:

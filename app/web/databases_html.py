@@ -72,7 +72,7 @@ def brought(sums: Brought, model: str) -> str:
             name(source),
             f"{100 * sums.tokens[source] / whole:.0f} %" if whole else "–",
             "–" if source == TARGET else f"{sums.accepted[source]:,}",
-            "–" if source == TARGET else f"{sums.drafted[source]:,}",
+            f"{sums.drafted[source]:,}" if told(sums, source) else "–",
             milliseconds(sums.look_ups[source]) if source in sums.look_ups else "–",
         ]
         for source in sources
@@ -83,6 +83,11 @@ def brought(sums: Brought, model: str) -> str:
         f"<p class='fine'>The {answers} of {escape(model)}: {whole:,} tokens.</p>"
         f"{table(titles, rows)}{saved(sums, whole)}"
     )
+
+
+def told(sums: Brought, source: str) -> bool:
+    """Whether it is known how much a source drafted: a server tells only what was accepted."""
+    return source != TARGET and sums.drafted[source] >= sums.accepted[source]
 
 
 def saved(sums: Brought, whole: int) -> str:

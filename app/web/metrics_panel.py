@@ -8,13 +8,13 @@ becomes markup. One update is small, as it is sent twice a second while an answe
     n   what the speedup is of
     s   a row per source, those of the palette first, then those of `d`: % of the output, accepted,
         drafted, and if it was asked the microseconds that this took per step
-    d   title and colour of every draft model
+    d   title and colour of every draft model, and of what is not known with a class
     l   a row per draft model: place in `d`, its steps, accepted, drafted for it
     g   microseconds of each stage of a step
     r   the ribbon: index of the first step, then a letter per token, "a" for the first row of `s`;
         a capital begins a step
     e   how the answer goes or went
-    v   what the server that answers drafted and accepted, in a sentence
+    v   what the server that answers drafted and accepted, in a sentence; left out without one
     w   what guessing came to, in a sentence, once the answer is over
 
 Where nothing is known, the key is left out and the page shows a dash.
@@ -29,7 +29,7 @@ import gradio as gr
 
 from app.service.sentence import sentence, worth_of
 from app.web import render
-from app.web.colors import INKS, STAGES, ink, others
+from app.web.colors import INKS, STAGES, Ink, ink, others
 from assets import ASSETS
 from engine.compare import Speedup, live
 from engine.metrics import Metrics
@@ -154,19 +154,25 @@ def panel_values(
         sources = [*INKS, *drafts]
         values["k"] = micro(figures.ttft_seconds)
         values["s"] = [row(figures, source) for source in sources]
-        values["g"] = stages(figures)
+        if server is None:
+            values["g"] = stages(figures)
         values["r"] = ribbon(steps, sources)
     if drafts:
-        values["d"] = [[ink(source).title, ink(source).colour] for source in drafts]
+        values["d"] = [drafted(ink(source)) for source in drafts]
     if found := levels(figures, drafts):
         values["l"] = found
     if over and (words := sentence(worth_of(figures))):
         values["w"] = words
-    if server:
+    if server is not None:
         values["v"] = server
     if ended:
         values["e"] = ended
     return values
+
+
+def drafted(look: Ink) -> list[str]:
+    """Title and colour of a source beside the palette; without an underline its class as well."""
+    return [look.title, look.colour, *([] if look.underline else ["k-target"])]
 
 
 def headline(figures: Metrics, speedup: Speedup) -> list[str]:

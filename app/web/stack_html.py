@@ -72,6 +72,11 @@ def choice(candidate: Candidate) -> tuple[str, str]:
 def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) -> str:
     """What is loaded, what the ticked ones would need, and what is free."""
     info = stacks.state.info
+    if info.server is not None:
+        return fine(
+            f"{info.name} runs on {info.server.host}, where draft models cannot be loaded from "
+            "here. Load a model on this machine to plan a stack for it."
+        )
     candidates = {candidate.source: candidate for candidate in offered}
     loaded = set(stacks.sources.values())
     needs = [c.need for s in ticked if s not in loaded and (c := candidates.get(s)) and c.need]

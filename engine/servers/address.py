@@ -18,7 +18,7 @@ LIKE = "Give one such as http://localhost:8000/v1, or http://localhost:8000/v1#m
 
 def is_address(source: str) -> bool:
     """Whether a source names a server rather than files."""
-    return source.lower().startswith(SCHEMES)
+    return source.strip().lower().startswith(SCHEMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def parsed(source: str) -> Address:
         known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError as error:
         raise ModelError(f"{source!r} is no address ({error}). {LIKE}") from error
-    if not known or not is_address(source.strip()):
+    if not known or not is_address(source):
         raise ModelError(f"{source!r} names no server. {LIKE}")
     if parts.username is not None or parts.password is not None:
         raise ModelError(

@@ -11,7 +11,7 @@ OFF: dict[str, dict[str, Any]] = {
 GOES_ON = (VLLM, STRATA, LLAMA)
 """Servers that go on with an answer that has begun."""
 GUARANTEE = (
-    "At temperature 0 the text is the server's own greedy text, with drafts or without, up to "
-    "rounding. Above 0 drafts keep the distribution there, not the text of a seed."
+    "At temperature 0 drafts keep the server's own greedy text, up to rounding. Above 0 they keep "
+    "the distribution there, not the text of a seed."
 )
 """What a server that drafts promises."""

@@ -143,6 +143,6 @@ def info_of(address: Address, found: Found) -> BackendInfo:
         can_tree=False,
         device=address.host,
         dtype="",
-        note=f"It answers from a server. {GUARANTEE}",
+        note=GUARANTEE,
         server=server,
     )

@@ -37,8 +37,9 @@ from app.web.wiring import (
     told,
     unasked,
 )
+from engine.backends.base import BackendInfo
 from engine.errors import PromptError, StorageError
-from engine.methods import PLAIN, method_named, no_head
+from engine.methods import PLAIN, method_named, no_head, offered
 from engine.questions import in_turn, read, typed
 from engine.settings import Generation, Sampling
 from engine.types import Question
@@ -173,13 +174,20 @@ def build_questions() -> dict[str, Block]:
     return made
 
 
+def usual(info: BackendInfo) -> list[str]:
+    """The methods that are measured unless others are chosen."""
+    if info.server is not None:
+        return [method.name for method in offered(info)]
+    return [PLAIN.name, "hd", *(["hd+head"] if not no_head(info) else [])]
+
+
 def build_answers(session: Session) -> dict[str, Block]:
     """By which methods, how often and with which settings they are answered."""
     gr.HTML("<h3>Answers</h3>")
     made: dict[str, Any] = {}
     made["methods"] = gr.Dropdown(
         methods(session),
-        value=[PLAIN.name, "hd", *(["hd+head"] if not no_head(session.current.info) else [])],
+        value=usual(session.current.info),
         multiselect=True,
         label="Methods",
         info="Each answers every question; their order rotates. What the databases may draft is as "

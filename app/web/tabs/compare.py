@@ -14,7 +14,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import charts, models_html, render
 from app.web.colors import ink
-from app.web.metrics_panel import milliseconds, times
+from app.web.metrics_panel import DASH, milliseconds, steps_known, times
 from app.web.plots import grid
 from app.web.tabs.settings import Controls, methods, number
 from app.web.token_view import token_view
@@ -264,7 +264,7 @@ def head(title: str, run: Run | None) -> str:
         (milliseconds(figures.ttft_seconds), "first token"),
         (milliseconds(figures.decode_seconds), "decoding"),
         (milliseconds(figures.seconds), "whole answer"),
-        (f"{figures.mean_acceptance_length:.2f}", "tokens/step"),
+        (f"{figures.mean_acceptance_length:.2f}" if steps_known(figures) else DASH, "tokens/step"),
     )
     words = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
     return f'<div class="side-head"><h3>{escape(title)}</h3>{words}</div>'
@@ -463,8 +463,13 @@ class Handlers:
     def offer(self, *chosen: str | None) -> Updates:
         """The methods and models that there are now; one that is gone is not chosen any more."""
         offered, found = choices(self.session), Updates()
+        server = self.session.current.info.server
+        # Where nothing can be switched off, there is only one way to ask.
+        only: dict[str, Any] = (
+            {"value": USUAL.name} if server is not None and not server.switches else {}
+        )
         for each in self.parts.sides:
-            found[each.method] = gr.update(choices=offered)
+            found[each.method] = gr.update(choices=offered, **only)
         with told():
             there = models_of(self.session) if chosen else []
             for each, source in zip(self.parts.sides, chosen, strict=False):

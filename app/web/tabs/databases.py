@@ -17,7 +17,7 @@ from app.web.saving import SAVE_FILE, saved
 from app.web.stack_html import fine
 from app.web.tabs import general_text
 from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
-from engine.backends.base import BackendInfo
+from engine.backends.base import BackendInfo, ServerInfo
 from engine.drafting.calibration import Calibration
 from engine.errors import StorageError
 from engine.types import CONTEXT, MODEL, STATISTICS
@@ -169,6 +169,13 @@ def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
     return f"<h3>{name}</h3><p>{escape(meaning)}</p><dl>{lines}</dl>"
 
 
+def elsewhere(tier: str, info: BackendInfo, server: ServerInfo) -> str:
+    """A database while a server runs the model: what drafts there is there, not here."""
+    there = "drafts there" if tier in server.databases else "not known there"
+    words = f"{info.name} runs on {server.host}. Nothing of its answers is learned on this machine."
+    return card(tier, words, [("on the server", there)])
+
+
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
     """The open conversation's log."""
     fingerprint = session.current.info.tokenizer_fingerprint
@@ -248,19 +255,28 @@ class Handlers:
         session, parts = self.session, self.parts
         owner = owner_of(session, memory, request)
         with told():
+            store = session.past_answers.calibrations(owner, self.info.fingerprint)
+            sums = session.entries.brought(owner)
+            brought: Updates = {
+                parts.brought: databases_html.brought(sums, self.info.name),
+                parts.worth: charts.worth_of_evidence(Calibration(store.load())),
+            }
+            server = self.info.server
+            if server is not None:
+                cards: Updates = {
+                    parts.cards[t]: elsewhere(t, self.info, server) for t in parts.cards
+                }
+                return {**cards, **dict.fromkeys(parts.tables.values(), []), **brought}
             context = context_card(session, owner, conversation)
             model, grams = model_card(session, owner)
             statistics, shares = statistics_card(session)
-            store = session.past_answers.calibrations(owner, self.info.fingerprint)
-            sums = session.entries.brought(owner)
             return {
                 parts.cards[CONTEXT]: context,
                 parts.cards[MODEL]: model,
                 parts.cards[STATISTICS]: statistics,
                 parts.tables[MODEL]: grams,
                 parts.tables[STATISTICS]: shares,
-                parts.brought: databases_html.brought(sums, self.info.name),
-                parts.worth: charts.worth_of_evidence(Calibration(store.load())),
+                **brought,
             }
         return {parts.worth: gr.skip()}
 

@@ -20,13 +20,15 @@ class Place:
     status: gr.HTML
 
 
-def build_adding(name: str) -> tuple[gr.Textbox, gr.Button]:
+def build_adding(
+    name: str, what: str = "Folder, GGUF file or Hugging Face id"
+) -> tuple[gr.Textbox, gr.Button]:
     """Where a model is named, to be added to those that there are; their ids begin with `name`."""
     with gr.Row(elem_classes="adding"):
         box = gr.Textbox(
             show_label=False,
             container=False,
-            placeholder="Folder, GGUF file or Hugging Face id",
+            placeholder=what,
             max_lines=1,
             scale=5,
             elem_id=f"{name}-source",

@@ -43,6 +43,8 @@ RARE = ("batch_size", "flash_attention", "cache_type")
 OF_ALL = ("context_length", "threads", "head")
 OF_KIND = {each.kind: tuple(n for n in each.settings if n not in RARE + OF_ALL) for each in FORMATS}
 """The settings that only one kind of model knows."""
+HERE = "here"
+"""Names the column of settings that all models on this machine know."""
 ADVANCED = {each.kind: tuple(n for n in each.settings if n in RARE) for each in FORMATS}
 """Those of them that are rarely changed."""
 
@@ -61,7 +63,7 @@ class Removing:
 @dataclass(slots=True)
 class Parts:
     """The tab's components. `runtime` has one for each setting of `Runtime`, `groups` a column for
-    each kind of model."""
+    each kind of model, and one for all that are on this machine."""
 
     tab: gr.Tab
     loaded: gr.HTML
@@ -129,13 +131,18 @@ def listing() -> tuple[gr.Radio, Removing, gr.Textbox, gr.Button]:
                 "Remove", size="sm", variant="stop", min_width=40, elem_id="models-remove-yes"
             )
             no = gr.Button("Keep", size="sm", min_width=40, elem_id="models-remove-no")
-    return choice, Removing(button, asking, question, yes, no), *build_adding("models")
+    return (
+        choice,
+        Removing(button, asking, question, yes, no),
+        *build_adding("models", "Folder, GGUF file, Hugging Face id or address"),
+    )
 
 
 def controls(
     runtime: Runtime,
 ) -> tuple[dict[str, gr.components.Component], dict[str, gr.Column]]:
-    """A component for each setting, those of one kind of model in a column of their own."""
+    """A component for each setting, those of one kind of model in a column of their own, and those
+    of all models on this machine in another one."""
     made: dict[str, gr.components.Component] = {}
     groups: dict[str, gr.Column] = {}
 
@@ -151,7 +158,8 @@ def controls(
                         else control(Runtime, name, value, offered)
                     )
 
-    pairs(OF_ALL)
+    with gr.Column() as groups[HERE]:
+        pairs(OF_ALL)
     for kind, names in OF_KIND.items():
         with gr.Column(elem_classes="card") as groups[kind]:
             pairs(names)
@@ -244,8 +252,9 @@ class Handlers:
         shown: Updates = {
             self.parts.runtime[name]: gr.update(value=value) for name, value in values.items()
         }
+        here = candidate.kind != KIND
         for kind, column in self.parts.groups.items():
-            shown[column] = gr.update(visible=kind == candidate.kind)
+            shown[column] = gr.update(visible=here if kind == HERE else kind == candidate.kind)
         if candidate.kind == "transformers":
             offered = choices("device", runtime.device, self.devices(candidate.source))
             device = gr.update(choices=offered, value=runtime.device)
