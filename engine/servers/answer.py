@@ -21,7 +21,7 @@ from engine.engine import Event, Notice, Request, ServerCounted, Started
 from engine.errors import ServerError
 from engine.methods import PLAIN
 from engine.servers.asked import body_of, left_out, refused_name
-from engine.servers.chunks import Chunk, Thinking, chunk_of, shared
+from engine.servers.chunks import Chunk, Thinking, chunk_of, code_of, shared
 from engine.servers.client import SILENCE_SECONDS, Counters, counters
 from engine.servers.problems import broken, no_server, refused, unreachable
 from engine.servers.served import ServedModel
@@ -34,6 +34,14 @@ SOURCES_SECONDS, COUNT_SECONDS = 0.2, 0.5
 SIDE_SECONDS = 5.0
 """How long those questions may take: an answer does not wait for what stands beside it."""
 REFUSED = (400, 422)
+
+
+class Refusal(Exception):
+    """A server says no, before or within its stream: `said` is its answer."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status, self.said = status, said
 
 
 class Pieces:
@@ -143,11 +151,13 @@ class Answer:
                         await self.receive(response)
                         return
                     said = (await response.aread()).decode("utf-8", "replace")
+                    raise Refusal(response.status_code, said)
             except httpx.HTTPError as error:
                 raise unreachable(error, address) from error
-            name = refused_name(said, body) if response.status_code in REFUSED else ""
-            if not name:
-                raise refused(response.status_code, said, address, access.key)
+            except Refusal as refusal:
+                name = refused_name(refusal.said, body) if refusal.status in REFUSED else ""
+                if not name or name in self.model.without or self.pieces.ids:
+                    raise refused(refusal.status, refusal.said, address, access.key) from None
             self.model.without.add(name)
             if words := left_out(name, address.host):
                 self.put(Notice(words))
@@ -159,7 +169,7 @@ class Answer:
         return body_of(self.request, name, server.maker, server.sources, without)
 
     async def receive(self, response: httpx.Response) -> None:
-        """Take in the parts of the answer. Raises ServerError where they have no end."""
+        """Take in the parts of the answer. Raises ServerError without an end, and Refusal."""
         address = self.model.address
         async for line in response.aiter_lines():
             try:
@@ -169,7 +179,7 @@ class Answer:
             if chunk is None:
                 continue
             if chunk.problem:
-                raise refused(500, chunk.problem, address, self.model.access.key)
+                raise Refusal(code_of(chunk.problem), chunk.problem)
             self.take(chunk)
             if chunk.done:
                 return

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.engine import Request
 from engine.methods import PLAIN
-from engine.servers.makers import OFF, STRATA, VLLM
+from engine.servers.makers import FULL, OFF, STRATA, VLLM
 
 SILENT = ("stream_options", "return_token_ids", "logprobs")
 """Parameters that change nothing of the answer."""
@@ -18,6 +18,7 @@ RENAMED = {"max_tokens": "max_completion_tokens"}
 """What newer servers call a parameter that they refuse."""
 OPTIONAL = ("top_k", "min_p", "seed", "top_p", "temperature", *SILENT)
 """What a server may refuse, and is then left out."""
+SAMPLERS = ("top_k", "min_p")
 NAMES = {"top_k": "Top-k", "min_p": "Min-p", "top_p": "Top-p"}
 
 
@@ -38,9 +39,10 @@ def body_of(
         "top_p": sampling.top_p,
         "seed": sampling.seed,
     }
-    if sampling.top_k:
+    # What is left out may be set by the model's own file, where a server reads that.
+    if sampling.top_k or maker in FULL:
         body["top_k"] = sampling.top_k
-    if sampling.min_p:
+    if sampling.min_p or maker in FULL:
         body["min_p"] = sampling.min_p
     if generation.stop:
         body["stop"] = list(generation.stop)
@@ -56,13 +58,15 @@ def body_of(
         body["logprobs"] = True
     if request.method == PLAIN:
         body |= OFF.get(maker, {}) if told or maker == STRATA else {}
-    return renamed(body, without)
+    return renamed(body, maker, without)
 
 
-def renamed(body: dict[str, Any], without: Iterable[str]) -> dict[str, Any]:
+def renamed(body: dict[str, Any], maker: str, without: Iterable[str]) -> dict[str, Any]:
     """A request without what the server does not take."""
     for name in without:
         value = body.pop(name, None)
+        if name in SAMPLERS and maker in FULL:
+            body[name] = 0
         if value is not None and name in RENAMED:
             body[RENAMED[name]] = value
     return body

@@ -77,6 +77,13 @@ def parsed(found: Mapping[str, Any]) -> Chunk:
     )
 
 
+def code_of(problem: str) -> int:
+    """The status that a problem within a stream stands for: 500 unless it says another one."""
+    error = json.loads(problem).get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
 def words(value: object) -> str:
     """A text; "" for what is none."""
     return value if isinstance(value, str) else ""

@@ -8,10 +8,12 @@ OFF: dict[str, dict[str, Any]] = {
     STRATA: {"speculative": {"method": "plain"}},
 }
 """What has a server answer without drafts. vLLM understands it where our drafter runs in it."""
+FULL = (VLLM, STRATA, LLAMA)
+"""Servers that know all of our sampler settings, and have defaults of their own for them."""
 GOES_ON = (VLLM, STRATA, LLAMA)
 """Servers that go on with an answer that has begun."""
 GUARANTEE = (
-    "At temperature 0 drafts keep the server's own greedy text, up to rounding. Above 0 they keep "
-    "the distribution there, not the text of a seed."
+    "With drafts a server promises its own greedy text at temperature 0, up to rounding, and above "
+    "0 the distribution, not the text of a seed."
 )
 """What a server that drafts promises."""

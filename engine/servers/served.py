@@ -4,8 +4,8 @@ It is loaded as others are: its server is asked which model it has and what draf
 answers come from it. Its weights and its tokenizer are not here, so nothing here drafts for it, and
 whatever needs them says so.
 
-What is guaranteed is what the server guarantees. With drafts vLLM gives its own greedy tokens at
-temperature 0 and keeps the distribution above that, but not the text of a seed.
+What is guaranteed is what the server guarantees. With drafts vLLM promises its own greedy tokens
+at temperature 0 and the distribution above that, but not the text of a seed.
 """
 
 from collections.abc import Sequence

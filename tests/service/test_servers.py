@@ -209,6 +209,19 @@ def test_a_server_that_cannot_go_on_says_so_and_the_answer_stays() -> None:
         assert text_of(session, id) == before != ""
 
 
+def test_a_refusal_within_the_stream_leaves_the_parameter_out_too() -> None:
+    with (
+        stub(strata=True, refuses=("min_p",), streams_refusals=True) as server,
+        opened(server) as session,
+    ):
+        chosen = replace(COLD, generation=Generation(Sampling(0.5, min_p=0.1), 8))
+        server.unless = 0
+        assert say(session, chosen=chosen)[1].metrics.tokens == 8
+        assert [body["min_p"] for body in server.asked] == [0.1, 0]
+        server.unless = None
+        assert "status 400" in failed(session), "refused again, it is not asked for ever"
+
+
 def test_an_error_within_the_stream_is_told() -> None:
     with stub() as server, opened(server) as session:
         server.part = lambda *_: 'data: {"error": {"message": "out of memory"}}\n\n'  # type: ignore[method-assign]

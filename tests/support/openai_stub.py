@@ -31,7 +31,8 @@ class Stub:
     """The server. What a test sets here counts from the next request on.
 
     `key` is wanted where there is one. `status` is answered in place of a stream, with `said`.
-    `refuses` names parameters that are not taken. `breaks` after so many words, `hangs` there.
+    `refuses` names parameters that are not taken `unless` they have that value, which it may say
+    within a stream. `breaks` after so many words, `hangs` there.
     """
 
     address: str = ""
@@ -43,6 +44,8 @@ class Stub:
     status: int = 200
     said: Any = field(default_factory=lambda: {"error": {"message": "as the test wants"}})
     refuses: tuple[str, ...] = ()
+    unless: Any = None
+    streams_refusals: bool = False
     breaks: int | None = None
     hangs: int | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -106,9 +109,13 @@ class Stub:
         body = await request.json()
         self.asked.append(body)
         for name in self.refuses:
-            if name in body:
+            if name in body and body[name] != self.unless:
                 words = f"Unrecognized request argument supplied: {name}"
-                return JSONResponse({"error": {"message": words}}, 400)
+                refusal = {"error": {"message": words, "code": 400}}
+                if self.streams_refusals:
+                    said = f"data: {json.dumps(refusal)}\n\ndata: [DONE]\n\n"
+                    return PlainTextResponse(said, media_type="text/event-stream")
+                return JSONResponse(refusal, 400)
         if self.status != 200:
             return JSONResponse(self.said, self.status, {"location": "http://elsewhere.invalid/"})
         return StreamingResponse(self.streamed(body), media_type="text/event-stream")

@@ -126,7 +126,7 @@ def test_handlers_say_what_they_take_and_change() -> None:
 def test_there_is_something_to_read() -> None:
     assert len(ENGINE) > 40 and len(STORAGE) > 10 and len(APP) > 40 and len(TRAINING) > 5
     folders = {path.parent.name for path in ENGINE}
-    assert folders == {"engine", "backends", "drafting", "heads", "hsd", "models"}
+    assert folders == {"engine", "backends", "drafting", "heads", "hsd", "models", "servers"}
 
 
 @pytest.mark.parametrize("package", RULES)

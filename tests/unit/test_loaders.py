@@ -94,6 +94,10 @@ def test_every_format_answers_for_its_models() -> None:
     own = {item.name for item in fields(Runtime)} - {"context_length", "threads", "head"}
     assert sorted(settings) == sorted(own)
     for each in FORMATS:
+        if each.elsewhere:
+            assert each.located("http://it/v1") == "http://it/v1", "nothing is to be downloaded"
+            assert each.name("http://h/v1#it") == "it" and each.name("http://") == "http://"
+            continue
         source = f"/models/it{each.ending}"
         assert format_of(source) is each and each.name(source) == "it"
         assert each.located(source) == source

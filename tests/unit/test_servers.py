@@ -1,5 +1,7 @@
 """Models on servers, without a server: addresses, what is streamed, counters, what is sent."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.engine import Load, Request
@@ -164,6 +166,16 @@ def test_settings_go_into_the_request() -> None:
         "stop": ["END"],
     }
     assert asked("vllm")["return_token_ids"] and asked("vllm", True)["logprobs"]
+
+
+def test_servers_with_defaults_of_their_own_are_told_every_setting() -> None:
+    plain = Request((Message("user", "Hi"),), generation=Generation(Sampling(0.0)))
+    assert "min_p" not in body_of(plain, "m", "somebody", False, ())
+    body = body_of(plain, "m", "vllm", False, ())
+    assert body["min_p"] == 0 and body["top_k"] == 0
+    warm = replace(plain, generation=Generation(Sampling(0.5, min_p=0.1)))
+    assert body_of(warm, "m", "vllm", False, ["min_p"])["min_p"] == 0
+    assert "min_p" not in body_of(warm, "m", "somebody", False, ["min_p"])
 
 
 def test_only_who_can_is_asked_to_draft_nothing() -> None:

@@ -249,9 +249,22 @@ def test_every_setting_has_a_control_and_is_read_back(handlers: models.Handlers)
 
 def test_the_settings_are_those_of_the_kind_of_model(handlers: models.Handlers) -> None:
     groups = handlers.parts.groups
-    for kind in groups:
+    for kind in groups.keys() - {models.HERE}:
         shown = handlers.settings(Candidate("hub/x", "x", kind, 0, False))
-        assert [k for k, column in groups.items() if shown[column]["visible"]] == [kind]
+        seen = {k for k, column in groups.items() if shown[column]["visible"]}
+        assert seen == {kind} | ({models.HERE} if kind != "server" else set())
+
+
+def test_a_key_is_given_to_its_server_and_forgotten_by_the_page(
+    handlers: models.Handlers, warned: list[str]
+) -> None:
+    address = "http://127.0.0.1:9/v1"
+    shown = handlers.refresh(handlers.models.add(address), *values())
+    assert address in sources(shown, handlers)
+    assert "What you write is sent to that server" in shown[handlers.parts.need]
+    found = list(handlers.open("hush", address, *values()))
+    assert found[0] == {handlers.parts.key: ""} and "hush" not in repr(found[1:])
+    assert handlers.models.keys == {"http://127.0.0.1:9": "hush"} and "hush" not in repr(warned)
 
 
 def test_only_devices_that_are_there_are_offered(handlers: models.Handlers) -> None:

@@ -357,18 +357,21 @@ class Handlers:
             return {**self.screen(None), self.parts.place.status: fine(done)}
         return {self.parts.remove.asking: gr.update(visible=False)}
 
-    def load(self, key: str, source: str | None, *values: object) -> Iterator[Updates]:
-        """Let the chosen model take the place of the loaded one. The `key` is that of its server;
-        the page forgets it."""
+    def open(self, key: str, source: str | None, *values: object) -> Iterator[Updates]:
+        """The same as `load`, with the key of the model's server; the page forgets it."""
+        if source and key and format_of(source).elsewhere:
+            self.models.give_key(source, key)
+        yield {self.parts.key: ""}
+        yield from self.load(source, *values)
+
+    def load(self, source: str | None, *values: object) -> Iterator[Updates]:
+        """Let the chosen model take the place of the loaded one."""
 
         def start(runtime: Runtime) -> Iterator[Progress]:
             if not source:
                 raise ModelError("No model is chosen. Choose one from the list first.")
-            if format_of(source).elsewhere:
-                self.models.give_key(source, key)
             return self.models.load(source, runtime)
 
-        yield {self.parts.key: ""}
         yield from self.work(self.parts.place, start, source, values)
 
     def load_exact(self, source: str | None, *values: object) -> Iterator[Updates]:
@@ -481,7 +484,7 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
         for step in follow:
             event = event.then(*step, **AT_ONCE)
 
-    loads(parts.place.buttons[0], on.load, parts.place, parts.key)
+    loads(parts.place.buttons[0], on.open, parts.place, parts.key)
     loads(parts.exact, on.load_exact, parts.place)
     for card in parts.cards:
         for button, drafts in zip(card.place.buttons, ((), card.entry.stack), strict=False):
