@@ -87,11 +87,9 @@ class Background:
         if not answered.run_id:
             return
         job = Job(owner, conversation, answered)
-        if answered.info.server is not None:
-            self.store(job, skipped(ELSEWHERE))
-            return
         if not answered.same_text:
-            self.store(job, skipped("Same distribution does not keep the text of a seed."))
+            why = "Same distribution does not keep the text of a seed."
+            self.store(job, skipped(why if answered.info.server is None else ELSEWHERE))
             return
         if not answered.one:
             self.store(job, skipped("It was gone on with by other settings or another model."))
