@@ -4,11 +4,11 @@ Nothing of them is on this machine, so nothing is downloaded and no memory is ne
 contacted before a model is loaded.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, Tokenizer
 from engine.errors import ModelError
 from engine.models.format import ModelFormat
 from engine.models.memory import Need
@@ -74,6 +74,12 @@ class Server(ModelFormat):
         from engine.servers.served import ServedModel
 
         return ServedModel(parsed(source))
+
+    def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
+        raise ModelError(
+            f"The tokenizer of {source!r} is on a server, where it cannot be read. Name a folder, "
+            "a file or a hub id that holds the same one."
+        )
 
     def need(self, source: str, runtime: Runtime) -> Need:
         parsed(source)
