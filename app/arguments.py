@@ -58,11 +58,12 @@ class Options:
         return self.share or not is_local(self.host)
 
 
-SERVE, KEYS = "serve", "keys"
+SERVE, KEYS, VLLM = "serve", "keys", "vllm"
 """Commands, the first word of a command line. Without one the page opens."""
 COMMANDS = f"""commands:
   {SERVE:<8} answer other programs, as OpenAI's API does, without a page (strata {SERVE} --help)
   {KEYS:<8} make, list and revoke the keys of other programs (strata {KEYS} --help)
+  {VLLM:<8} serve a model with vLLM, drafting for it (strata {VLLM} --help)
 """
 
 
@@ -216,6 +217,13 @@ def origin(text: str) -> str:
             f"{text!r} is not an origin. Give one such as http://localhost:3000."
         )
     return text.lower()
+
+
+def folder_of(given: Path | None) -> Path:
+    """Where everything is kept."""
+    from platformdirs import user_data_path
+
+    return given or user_data_path("strata", appauthor=False)
 
 
 def is_local(host: str) -> bool:

@@ -12,7 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.arguments import EMBEDDED, KEYS, KeysAsked, Options, parse, parse_keys
+from app.arguments import (
+    EMBEDDED,
+    KEYS,
+    VLLM,
+    KeysAsked,
+    Options,
+    folder_of,
+    parse,
+    parse_keys,
+)
 from assets import ASSETS
 from engine.errors import StrataError
 from engine.ranks import Place, launched
@@ -40,11 +49,14 @@ SERVER_KEY = "STRATA_SERVER_KEY"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted; 2 when something has to be put right first."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    if words[:1] != [VLLM]:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
     place = launched()
     try:
-        if words[:1] == [KEYS]:
+        if words[:1] == [VLLM]:
+            serve_with_vllm(words[1:])
+        elif words[:1] == [KEYS]:
             manage_keys(parse_keys(words[1:]))
         elif place is not None:
             serve_ranks(words, place)
@@ -75,6 +87,13 @@ def serve_ranks(words: Sequence[str], place: Place) -> None:
         leave()
 
 
+def serve_with_vllm(words: Sequence[str]) -> None:
+    """What `strata vllm` does. Raises StrataError."""
+    from app.vllm.serve import run
+
+    run(words)
+
+
 def serve(options: Options) -> None:
     """Everything in its order: the slow imports wait until the command line made sense. The model
     is read in the engine's process meanwhile, and the page says how far that is."""
@@ -101,13 +120,6 @@ def serve(options: Options) -> None:
             serve_page(options, folder, database, session)
         else:
             serve_api(options, session)
-
-
-def folder_of(given: Path | None) -> Path:
-    """Where everything is kept."""
-    from platformdirs import user_data_path
-
-    return given or user_data_path("strata", appauthor=False)
 
 
 def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:

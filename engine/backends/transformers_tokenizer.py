@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.backends.base import TokenizerInfo, conversation
+from engine.backends.base import TokenizerInfo, conversation, fingerprint
 from engine.backends.chat_template import FILLER, Fill
+from engine.errors import ModelError, first_line
 from engine.types import Message
 
 
@@ -48,3 +49,26 @@ def filler(tokenizer: Any) -> Fill | None:
 def vocabulary_of(tokenizer: Any) -> list[str]:
     """Every token as the tokenizer writes it, by id."""
     return [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+
+
+def tokenizer_type(tokenizer: Any) -> str:
+    """How a tokenizer splits text: the type of its model, else the name of its class."""
+    if getattr(tokenizer, "is_fast", False):
+        return type(tokenizer.backend_tokenizer.model).__name__
+    return type(tokenizer).__name__
+
+
+def tokenizer_fingerprint(source: str) -> str:
+    """Names the vocabulary of a folder or hub id, in any version of the library: that of another
+    engine's environment may be older than the one that loads models here. Raises ModelError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:
+        # The library raises anything for a file that it cannot read.
+        raise ModelError(
+            f"The tokenizer of {source!r} cannot be read ({first_line(error)}). Give a folder with "
+            "a transformers model, or a Hugging Face id."
+        ) from error
+    return fingerprint(tokenizer_type(tokenizer), vocabulary_of(tokenizer))

@@ -79,6 +79,11 @@ class CompiledHierarchy(Hierarchy):
         work: Mapping[str, Work] = self.compiled.grow(tree, tokens, budget)
         return work
 
+    def chances(self) -> list[float]:
+        """As the reference does."""
+        chances: list[float] = self.compiled.chances()
+        return chances
+
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """As the reference does."""
         if self.grown == len(tokens) - new:

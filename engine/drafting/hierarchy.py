@@ -274,6 +274,14 @@ class Hierarchy:
         ]
         return chain
 
+    def chances(self) -> list[float]:
+        """The probability of the path to each row of the tree that was grown last, the root first.
+        It was empty before."""
+        chances = [1.0]
+        for row, candidate in enumerate(self.candidates, 1):
+            chances.append(candidate[0] * chances[self.tree.parents[row]])
+        return chances
+
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Learn what the evidence for decided tokens was worth, then let the tiers learn them."""
         start = len(tokens) - new

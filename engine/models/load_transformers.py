@@ -23,6 +23,7 @@ from engine.backends.transformers import TransformersBackend
 from engine.backends.transformers_tokenizer import (
     TransformersTokenizer,
     filler,
+    tokenizer_type,
     vocabulary_of,
 )
 from engine.errors import ModelError, SettingError, first_line
@@ -282,13 +283,6 @@ def counts_rows(config: Any, context_length: int) -> bool:
     scaled = getattr(config, "attn_temperature_tuning", False)
     layers = getattr(config, "no_rope_layers", None) or [1]
     return bool(scaled) and not all(layers) and config.floor_scale <= context_length
-
-
-def tokenizer_type(tokenizer: Any) -> str:
-    """How a tokenizer splits text: the type of its model, else the name of its class."""
-    if getattr(tokenizer, "is_fast", False):
-        return type(tokenizer.backend_tokenizer.model).__name__
-    return type(tokenizer).__name__
 
 
 def recommended(model: Any) -> Sampling:

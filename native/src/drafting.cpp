@@ -348,6 +348,14 @@ class Drafter {
         return spent();
     }
 
+    // The probability of the path to each row that was grown, where the tree was empty before.
+    std::vector<double> chances() const {
+        std::vector<double> made{1.0};
+        for (const Node &node : hierarchy.drafted)
+            made.push_back(node.candidate.probability * made[node.parent]);
+        return made;
+    }
+
     // What the look-ups took, by what they are counted to.
     nb::dict spent() const {
         nb::dict made;
@@ -506,6 +514,7 @@ void bind_drafting(nb::module_ &module) {
              "tiers"_a, "calibration"_a, nb::kw_only(), "negligible"_a, "slight"_a, "luckiest"_a,
              "temperature"_a, "seed"_a, "work"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("grow", &Drafter::grow)
+        .def("chances", &Drafter::chances)
         .def("learn", &Drafter::learn)
         .def("forget", &Drafter::forget);
     module.def("grow_all", &grow_all);
