@@ -8,7 +8,7 @@ from bench.commands import run_command
 COMMANDS = (
     *("ablation", "speed", "live", "inflate", "record", "replay", "drafting"),
     *("lookup", "stack", "heads", "door", "overhead", "page", "to-gguf", "truth", "curve", "store"),
-    *("chains", "statistics", "head-to-gguf"),
+    *("chains", "statistics", "head-to-gguf", "proposer", "vllm"),
 )
 
 
