@@ -8,7 +8,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-INTERFACE = 3
+INTERFACE = 4
 """How this program talks to the core; one that was built for another number is left alone."""
 
 

@@ -24,6 +24,9 @@ Tokens = NDArray[np.int32]
 """A row: the tokens of a sequence, and room for more."""
 GONE = 4
 """Calls without a sequence after which its answer counts as over. It may come back all the same."""
+PATIENCE, LONGEST_REST = 4, 8
+"""After each so many drafts in vain, one more step goes by before the next one, up to so many.
+Looking takes time, too, and who has found nothing for long will seldom find something now."""
 DRAFTERS, RECORDS = 16, 256
 """Sequences that stay beyond that: those of them that keep what drafts for them, and all."""
 
@@ -34,7 +37,9 @@ class Followed:
 
     `prompt` of its tokens came first. Of each further one `sources` says who drafted it, or that it
     is the target's own, as the last one of each step is; None where nobody knows. `drafted` counts
-    what was verified. `learned` of the tokens are in the databases that outlive it.
+    what was verified. `learned` of the tokens are in the databases that outlive it. `idle` counts
+    the drafts without any use since the last one that had some; `rest` the steps without a draft
+    that are left.
     """
 
     tokens: list[int]
@@ -46,16 +51,25 @@ class Followed:
     learned: int = 0
     used: int = 0
     row: int = -1
-    chain: Chain = NOTHING
+    chain: Chain | None = None
+    """What was drafted for the next step; None where nobody tried."""
+    idle: int = 0
+    rest: int = 0
 
     def extend(self, row: Tokens, length: int, sampled: int) -> Chain:
         """Take over the tokens up to `length`, the last `sampled` of which are of the step just
         now; the part of the chain drafted for it that was verified and kept."""
         fresh = row[len(self.tokens) : length].tolist()
         said = fresh[-sampled:]
-        kept = min(len(said) - 1, len(self.chain.tokens)) if len(said) == sampled else 0
-        kept = kept if self.chain.tokens[:kept] == said[:kept] else 0
-        accepted = Chain(self.chain.tokens[:kept], self.chain.sources[:kept])
+        chain = self.chain or NOTHING
+        kept = min(len(said) - 1, len(chain.tokens)) if len(said) == sampled else 0
+        kept = kept if chain.tokens[:kept] == said[:kept] else 0
+        accepted = Chain(chain.tokens[:kept], chain.sources[:kept])
+        if kept:
+            self.idle = self.rest = 0
+        elif self.chain is not None:
+            self.idle += 1
+            self.rest = min(self.idle // PATIENCE, LONGEST_REST)
         unknown = len(fresh) - len(said)
         target = len(said) - kept
         self.sources += [None] * unknown + accepted.sources + [TARGET] * target

@@ -21,7 +21,7 @@ from app.vllm.attached import NAME, OFF, Attached, attached
 from app.vllm.followed import Followed, Sequences, Tokens
 from app.vllm.learned import Learned
 from engine.drafting.calibration import Calibration
-from engine.drafting.chains import NOTHING, Chain, Room, StepCost, grow_chains
+from engine.drafting.chains import Chain, Room, StepCost, grow_chains
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.model import ModelTier
@@ -116,7 +116,10 @@ class Proposer:
             before = len(sequence.tokens)
             self.count(sequence, sequence.extend(row, length, len(fresh)))
             drafter.observe(sequence.tokens, len(sequence.tokens) - before)
-            asked.append((number, sequence, drafter))
+            if sequence.rest:
+                sequence.rest -= 1
+            else:
+                asked.append((number, sequence, drafter))
         self.sequences.sweep()
         chains = grow_chains(
             [(drafter, each.tokens, self.room(each)) for _, each, drafter in asked], self.cost
@@ -136,12 +139,13 @@ class Proposer:
 
     def count(self, sequence: Followed, accepted: Chain) -> None:
         """A sequence's chain was verified, and that much of it was kept."""
-        for source in sequence.chain.sources:
+        drafted = sequence.chain.sources if sequence.chain else ()
+        for source in drafted:
             self.drafted[source] += 1
         for source in accepted.sources:
             self.accepted[source] += 1
-        sequence.drafted += len(sequence.chain.tokens)
-        sequence.chain = NOTHING
+        sequence.drafted += len(drafted)
+        sequence.chain = None
 
     def room(self, sequence: Followed) -> Room:
         """What may be drafted for a sequence: its text ends where the model's context does."""

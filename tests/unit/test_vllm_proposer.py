@@ -14,6 +14,7 @@ from app.vllm.followed import GONE, RECORDS
 from app.vllm.learned import Learned
 from app.vllm.proposer import Proposer
 from app.vllm.worker import Extension
+from engine.drafting.chains import grow_chains
 from engine.errors import SettingError
 from engine.types import CONTEXT, MODEL, TARGET
 from tests.conftest import ROOT
@@ -270,6 +271,33 @@ def test_a_worker_without_our_drafter_says_nothing() -> None:
     worker = Extension()
     worker.model_runner = SimpleNamespace()
     assert worker.strata_figures() is None and worker.strata_sources([1], [2]) is None
+
+
+def test_who_finds_nothing_looks_less_often_and_begins_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looking takes time too: a text in which nothing is to be found must not pay for it."""
+    proposer, looked = Proposer(config(vocabulary=1000)), [0]
+
+    def counting(asked: Sequence[object], cost: object) -> object:
+        looked[0] += len(asked)
+        return grow_chains(asked, cost)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("app.vllm.proposer.grow_chains", counting)
+    draw = random.Random(2)
+    fresh = iter(draw.sample(range(1000), 900))
+    batch, one = Batch(proposer, lambda tokens: next(fresh)), request("a")
+    batch.add(one)
+    for _ in range(200):
+        batch.step()
+    assert looked[0] < 60 and sum(proposer.accepted.values()) == 0
+    batch.choose = circling
+    for _ in range(40):
+        batch.step()
+    looked[0] = 0
+    for _ in range(20):
+        batch.step()
+    assert looked[0] == 20 and one.drafts
 
 
 def test_a_fault_ends_drafting_and_nothing_else(
