@@ -154,7 +154,8 @@ def test_what_cannot_be_built_is_told(
         ([], "No file is chosen"),
         ([tmp_path], "There is no file"),
         ([tmp_path / "gone.txt"], "gone.txt"),
-        ([text(tmp_path, "")], "There is no text in 'notes.txt'"),
+        ([text(tmp_path, "")], "notes.txt' is empty"),
+        ([text(tmp_path, "x", "one.txt")], "There is no text in 'one.txt'"),
         ([text(tmp_path, "x", "a.parquet")], "Parquet"),
         ([text(tmp_path, "x", "a.zip")], "cannot be read"),
     ]
