@@ -386,7 +386,7 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
 
     def build() -> Any:
         with gr.Blocks():
-            return on.with_list(handler, [on.current], [on.current], gr.BrowserState({}))
+            return on.with_list(handler, [on.current], [on.current])
 
     event = made(build)
     assert event.outputs == [on.current, brought] and len(event.inputs) == 4
