@@ -46,12 +46,6 @@ class Assistant(nn.Module):
         self.embed = [embedding]  # a part of the target, no part of this
         self.window = int(model.config.get_text_config().sliding_window or 0)
 
-    @property
-    def fc(self) -> nn.Linear:
-        """A part that is where all are."""
-        found: nn.Linear = self.model.pre_projection
-        return found
-
     def join(self, states: torch.Tensor) -> torch.Tensor:
         """The target's state goes in as it is."""
         return states
@@ -117,6 +111,7 @@ class AssistantHead(Eagle3Head):
         self.place = len(tokens) - 1
         if not self.rows or self.rows[-1] != self.place - 1 or cancelled():
             return None
+        self.join()
         assert self.states.values is not None
         at = len(self.rows)
         return self.said(tokens[-1:], self.states.values[at - 1 : at])[0]

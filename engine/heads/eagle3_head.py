@@ -5,8 +5,12 @@ joined; of every row whose next token is decided too, the keys and values of its
 guesses lies behind these and is forgotten. Rows that were read while nobody listened are a gap:
 their keys are missing, nothing else.
 
+To listen costs a copy, all else waits until the head is asked. Of what waits, only the `latest`
+rows are kept: the ones before them become a gap. They would take longer than they bring.
+
 Invariant: `rows` are the decided rows that are kept, in rising order; the first `done` of them have
-keys and values, of the tokens in `cached` and the one after them.
+keys and values, of the tokens in `cached` and the one after them. The hidden states of the last
+ones are `waiting` to be joined.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +25,7 @@ from torch.nn import functional
 
 from engine.heads.base import HeadInfo, LogitGuess
 from engine.heads.eagle3 import tapped
+from engine.heads.eight_bits import Matrix, linear
 from engine.settings import Sampling
 
 DEPTH = 8
@@ -29,6 +34,9 @@ CHUNK = 512
 """Rows that it catches up with at a time."""
 SPARE = 64
 """Rows for which its caches have room beyond what they hold, when they grow."""
+LATEST, LATEST_AT_ONCE = 64, 512
+"""Rows that wait to be caught up with, at most: on a processor each takes its time. What comes
+before them was worth a twentieth of the guesses (docs/log.md). Accelerators read many at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +44,11 @@ class Eagle3Weights:
     """What all sequences share: the head, and the embedding and output matrix that it uses, its own
     or its target's. `tokens` are the target's tokens that its logits are of, None for all. `taps`
     are the target's modules whose outputs it reads. `head` may be another network that reads them
-    (engine/heads/mtp.py, assistant.py): all have `join`, `norm` and `fc`."""
+    (engine/heads/mtp.py, assistant.py): all have `join` and `norm`."""
 
     head: Any
     embedding: torch.Tensor
-    output: torch.Tensor
+    output: Matrix
     tokens: NDArray[np.int64] | None
     taps: Sequence[torch.nn.Module]
     info: HeadInfo
@@ -82,6 +90,8 @@ class Eagle3Head:
 
     def __init__(self, weights: Eagle3Weights) -> None:
         self.weights, self.info = weights, weights.info
+        at_once = weights.embedding.device.type != "cpu"
+        self.latest = LATEST_AT_ONCE if at_once else LATEST
         self.on = False
         self.reset()
 
@@ -92,6 +102,7 @@ class Eagle3Head:
     def reset(self) -> None:
         """Know nothing."""
         self.rows: list[int] = []
+        self.waiting: list[torch.Tensor] = []
         self.done = 0
         self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
         self.found: list[torch.Tensor] = []
@@ -101,7 +112,8 @@ class Eagle3Head:
     @property
     def bytes(self) -> int:
         """What its caches take."""
-        return self.states.bytes + self.keys.bytes + self.values.bytes
+        waiting = sum(each.untyped_storage().nbytes() for each in self.waiting)
+        return self.states.bytes + self.keys.bytes + self.values.bytes + waiting
 
     def listen(self, on: bool) -> None:
         self.on = on
@@ -114,13 +126,32 @@ class Eagle3Head:
 
     def saw(self, start: int, rows: Sequence[int]) -> None:
         """Of the rows of the last forward, these were decided: the tokens from place `start` on."""
-        if self.found:
-            device = self.weights.head.fc.weight.device
-            states = torch.cat([each[0].to(device) for each in self.found], dim=-1)
-            chosen = states[torch.tensor(rows, device=device)]
-            self.states.write(len(self.rows), self.weights.head.join(chosen))
-            self.rows += range(start, start + len(rows))
-            self.found.clear()
+        if not self.found:
+            return
+        device = self.weights.embedding.device
+        older = max(0, len(rows) - self.latest)
+        last = rows[older:]
+        chain = last[-1] - last[0] == len(last) - 1
+        which = slice(last[0], last[-1] + 1) if chain else torch.tensor(last)
+        self.waiting.append(torch.cat([each[0, which].to(device) for each in self.found], dim=-1))
+        self.rows += range(start + older, start + len(rows))
+        self.found.clear()
+        while self.behind - len(self.waiting[0]) >= self.latest:
+            first = len(self.rows) - self.behind
+            del self.rows[first : first + len(self.waiting.pop(0))]
+
+    @property
+    def behind(self) -> int:
+        """How many rows are waiting."""
+        return sum(map(len, self.waiting))
+
+    def join(self) -> None:
+        """Join the hidden states that are waiting."""
+        if self.waiting:
+            start = len(self.rows) - self.behind
+            waiting = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
+            self.states.write(start, self.weights.head.join(waiting))
+            self.waiting.clear()
 
     def keep(self, length: int) -> None:
         """The text was cut to so many tokens. The last of its rows may have another token behind it
@@ -128,6 +159,10 @@ class Eagle3Head:
         self.forget()
         while self.rows and self.rows[-1] >= length:
             self.rows.pop()
+            if self.waiting:
+                self.waiting[-1] = self.waiting[-1][:-1]
+                if not len(self.waiting[-1]):
+                    self.waiting.pop()
         while self.done and (self.done > len(self.rows) or self.rows[self.done - 1] >= length - 1):
             self.done -= 1
 
@@ -139,6 +174,7 @@ class Eagle3Head:
         last = len(tokens) - 2
         if not self.rows or self.rows[-1] != last:
             return None
+        self.join()
         hidden: torch.Tensor | None = None
         while self.done < len(self.rows):
             if cancelled():
@@ -199,10 +235,10 @@ class Eagle3Head:
 
         ids, positions = torch.tensor([tokens, rows], device=device)
         embedded = functional.embedding(ids, self.weights.embedding).to(before.dtype)
-        out: torch.Tensor = head(embedded[None], before[None], positions[None], attend)[0]
+        out: torch.Tensor = head(embedded, before, positions, attend)
         return out
 
     def guesses(self, hidden: torch.Tensor) -> list[LogitGuess]:
         """The laws of what follows some nodes."""
-        logits = functional.linear(self.weights.head.norm(hidden), self.weights.output)
+        logits = linear(self.weights.head.norm(hidden), self.weights.output)
         return [LogitGuess(row, self.weights.tokens) for row in logits.float().cpu().numpy()]

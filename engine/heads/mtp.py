@@ -60,12 +60,6 @@ class Mtp(nn.Module):
         self.rotary, self.layers = decoder.rotary_emb, decoder.layers
         self.joints = nn.ModuleList(joints)
 
-    @property
-    def fc(self) -> nn.Linear:
-        """A part that is where all are."""
-        found: nn.Linear = self.joints[0].fc  # type: ignore[assignment]
-        return found
-
     def join(self, states: torch.Tensor) -> torch.Tensor:
         """The target's state goes in as it is."""
         return states

@@ -50,12 +50,12 @@ class MtpHead(Eagle3Head):
         def write(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return kept[0].write(start, keys), kept[1].write(start, values)
 
-        device, dtype = before.device, before.dtype
+        head, device, dtype = self.weights.head, before.device, before.dtype
         mask = torch.zeros((1, 1, *sees.shape), dtype=dtype)
         mask.masked_fill_(torch.from_numpy(~sees), torch.finfo(dtype).min)
         ids, positions = torch.tensor([tokens, rows], device=device)
         embedded = functional.embedding(ids, self.weights.embedding).to(dtype)
-        out: torch.Tensor = self.weights.head(
+        out: torch.Tensor = head(
             embedded[None], before[None], positions[None], mask.to(device), write, level
         )[0]
         return out

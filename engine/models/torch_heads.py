@@ -6,7 +6,7 @@ is an error then.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from engine.heads.assistant import TYPES, AssistantHead, read_assistant
 from engine.heads.base import HeadInfo
 from engine.heads.eagle3 import taps_of
 from engine.heads.eagle3_files import Target, read_head
+from engine.heads.eagle3_fused import FusedHead
 from engine.heads.eagle3_head import DEPTH, Eagle3Head, Eagle3Weights
+from engine.heads.eight_bits import COPIED, EightBits, Matrix, bytes_of, faster, packed
 from engine.heads.mtp import build
 from engine.heads.mtp_head import DeepMtpHead, MtpHead
 from engine.models.format import found_at, head_folder
@@ -212,12 +214,26 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
     head, tokens = read_head(folder, fits)
     head.to(model.device, model.dtype)
     embedding, output = backend.embeddings()
+    own = [each.weight for each in head.modules() if isinstance(each, torch.nn.Linear)]
+    pack: Callable[[torch.Tensor], Matrix] = packed if faster(own) else (lambda weight: weight)
+    fused = FusedHead(head, pack)
+    if head.shape.output:
+        named = pack(head.lm_head.weight.data)
+    else:
+        # The target's own matrix stays, so a copy is kept only where it is small.
+        small = output.numel() <= COPIED
+        named = pack(output.data) if small else output
+    kept = fused.bytes
+    if head.shape.embedding:
+        kept += bytes_of(head.embed_tokens.weight)
+    if head.shape.output or isinstance(named, EightBits):
+        kept += bytes_of(named)
     info = HeadInfo(
         NAME,
         DEPTH,
         branches=True,
         parameters=sum(each.numel() for each in head.parameters()),
-        memory_bytes=sum(each.numel() * each.element_size() for each in head.parameters()),
+        memory_bytes=kept,
         fingerprint=files_digest(sorted(folder.glob("*.safetensors"))),
     )
     try:
@@ -229,9 +245,9 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
             "without it: --head off."
         ) from error
     return Eagle3Weights(
-        head,
+        fused,
         head.embed_tokens.weight if head.shape.embedding else embedding,
-        head.lm_head.weight if head.shape.output else output,
+        named,
         tokens,
         taps,
         info,

@@ -118,11 +118,15 @@ def of_speculators(tensors: Tensors) -> Tensors:
     return {name.replace("midlayer.", "layers.0."): each for name, each in tensors.items()}
 
 
-def loaded(head: Path | str) -> TransformersBackend:
+def loaded(head: Path | str, eight_bits: bool = False) -> TransformersBackend:
+    """The embedded model with a head, of weights of eight bits or as they are in its file."""
     from engine.backends.transformers import TransformersBackend
+    from engine.models import torch_heads
 
     runtime = Runtime(dtype="float32", threads=1, head=str(head))
-    backend = load(str(EMBEDDED), runtime)
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(torch_heads, "faster", lambda matrices: eight_bits)
+        backend = load(str(EMBEDDED), runtime)
     assert isinstance(backend, TransformersBackend)
     return backend
 
@@ -400,10 +404,11 @@ def test_a_head_knows_what_was_decided_and_nothing_else(random_head: Transformer
 
 
 def test_long_prompts_are_read_in_parts_and_stopped_between_them(
-    random_head: TransformersBackend,
+    random_head: TransformersBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from engine.heads.eagle3_head import CHUNK
 
+    monkeypatch.setattr("engine.heads.eagle3_head.LATEST", 2000)
     backend = random_head.open()
     head = backend.head
     assert head is not None
@@ -420,6 +425,78 @@ def test_long_prompts_are_read_in_parts_and_stopped_between_them(
     backend.prefill(tokens, never)
     assert np.abs(law(backend, tokens) - whole).max() < 1e-5
     backend.close()
+
+
+def test_of_what_waits_to_be_read_the_latest_is_kept(random_head: TransformersBackend) -> None:
+    from engine.heads.eagle3_head import LATEST
+
+    backend = random_head.open()
+    head = backend.head
+    assert head is not None
+    tokens = [3 + at * 37 % 6000 for at in range(700)]
+    head.listen(True)
+    backend.prefill(tokens, never)
+    # Nothing was computed yet: the states are as the target left them, and few.
+    assert head.done == 0 and head.states.values is None
+    assert head.rows == list(range(699 - LATEST, 699)) and head.behind == LATEST
+    assert head.bytes == 4 * LATEST * 3 * HIDDEN
+    one = law(backend, tokens)
+    assert (head.done, head.behind, head.waiting) == (LATEST, 0, [])
+    # What was read is kept however long the text grows; what waits is not.
+    longer = [*tokens, *range(40, 40 + 2 * LATEST)]
+    backend.prefill(longer, never)
+    assert head.rows == [
+        *range(699 - LATEST, 699),
+        *range(len(longer) - 1 - LATEST, len(longer) - 1),
+    ]
+    # A text that is cut takes from what waits first.
+    cut = longer[: -LATEST // 2]
+    backend.prefill(cut, never)
+    assert head.rows[-1] == len(cut) - 2 and head.behind == LATEST - LATEST // 2
+    assert law(backend, cut).shape == one.shape
+    backend.prefill(tokens, never)
+    assert np.abs(law(backend, tokens) - one).max() < 1e-5
+    backend.close()
+
+
+def test_a_step_of_which_the_head_is_not_asked_takes_a_copy_of_states_alone(
+    random_head: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = random_head.open()
+    assert backend.head is not None
+    multiplied = []
+    seam = "engine.heads.eagle3_fused.linear"
+    monkeypatch.setattr(seam, lambda *args: multiplied.append(args) or fail())
+    backend.head.listen(True)
+    backend.prefill(TEXT, never)
+    for _ in range(5):
+        backend.score(Tree(backend.cached[-1]), SAMPLINGS[0])
+        backend.accept(())
+    assert not multiplied and backend.head.behind == len(TEXT) + 4
+    with pytest.raises(ZeroDivisionError):
+        law(backend, [*backend.cached, 5])
+    backend.close()
+
+
+def test_eight_bits_guess_nearly_the_same_and_say_the_same(tmp_path: Path) -> None:
+    import torch
+
+    tensors = numbers(1)
+    backend = loaded(written(tmp_path / "a", speculators(), of_speculators(tensors)), True)
+    exact = loaded(tmp_path / "a")
+    assert backend.info.head is not None and exact.info.head is not None
+    # The copy of the target's output matrix, 6,144 x 256, counts; a scale takes two bytes.
+    assert 0.25 < backend.info.head.memory_bytes / exact.info.head.memory_bytes < 1.3
+    reference = Reference(tensors)
+    for path, logits in guessed(backend).items():
+        wanted = reference.logits(path)
+        cosine = torch.cosine_similarity(torch.tensor(logits), torch.tensor(wanted), dim=0)
+        assert cosine > 0.99, path
+    for sampling in SAMPLINGS:
+        prompt = ask(backend, "What is a river?")
+        plain = answer(exact.open(), prompt, sampling)
+        said = answer(backend.open(), prompt, sampling, Guessing(backend.head, sampling))
+        assert_lossless(plain, said)
 
 
 def test_what_was_read_while_nobody_listened_is_a_gap(random_head: TransformersBackend) -> None:
@@ -635,7 +712,10 @@ def linked(folder: Path) -> Path:
     return folder
 
 
-def test_a_head_is_found_in_the_folder_of_its_model(tmp_path: Path) -> None:
+def test_a_head_is_found_in_the_folder_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.models.torch_heads.faster", lambda matrices: False)
     model = linked(tmp_path / "model")
     assert load(str(model), Runtime(dtype="float32")).head is None
     tensors = numbers(4)
@@ -684,7 +764,7 @@ def test_the_head_that_comes_along_guesses_the_same_in_both_formats(
     embedded: TransformersBackend,
 ) -> None:
     other = load(str(EMBEDDED.with_suffix(".gguf")), Runtime(threads=1))
-    one, tokens = embedded.open(), ask(embedded, "What is a river?")
+    one, tokens = loaded(EMBEDDED / "head"), ask(embedded, "What is a river?")
     assert one.info.head is not None and other.info.head is not None
     assert other.info.head.name == one.info.head.name
     assert other.info.head.parameters == one.info.head.parameters
