@@ -83,6 +83,8 @@ class HeadTier:
 
         Their strength is the kind of evidence: depth and probability class.
         """
+        # The draw looks at all logits once; what it finds out makes the rest cheap.
+        drawn = guess.draw(position, self.sampling) if self.noisy else None
         likeliest = [(token, chance) for token, chance in guess.likeliest(NAMED) if chance > 0]
         power = min(1 / max(self.sampling.temperature, COLDEST), SHARPEST)
         last = likeliest[-1][1]
@@ -90,10 +92,8 @@ class HeadTier:
         # As if all that is not named were as unlikely as the last one that is.
         mass = sum(chance**power for _, chance in likeliest) + rest * last ** (power - 1)
         counts = {token: chance**power / mass for token, chance in likeliest}
-        if self.noisy:
-            drawn = guess.draw(position, self.sampling)
-            if drawn not in counts:
-                counts[drawn] = max(guess.probability(drawn) ** power / mass, LEAST)
+        if drawn is not None and drawn not in counts:
+            counts[drawn] = max(guess.probability(drawn) ** power / mass, LEAST)
         made = Followers(1.0, float(len(counts)), counts)
         top = sum(max(counts.values()) > bound for bound in CLASSES)
         made.strength = min(depth, HEAD_DEPTHS - 1) * HEAD_CLASSES + top
@@ -169,6 +169,8 @@ class HeadDrafter:
         self.head, self.tier, self.cancelled = head, tier, cancelled
         self.alone, self.merged = alone, merged
         self.grew_alone = False
+        self.caught_up = False
+        """Whether the head has read the prompt."""
         self.asked: Ask | None = None
         """The latest question, until it is known what was said."""
 
@@ -182,7 +184,7 @@ class HeadDrafter:
         with_databases = self.merged is not None and DATABASES in budget.asked
         hierarchy = self.merged if self.merged is not None and with_databases else self.alone
         clock = perf_counter()
-        self.asked = ask = Ask(hierarchy, tokens, budget)
+        self.asked = ask = Ask(hierarchy, tokens, budget, reads=not self.caught_up)
         try:
             self.ask(ask)
         except BaseException:
@@ -192,6 +194,7 @@ class HeadDrafter:
             self.head.forget()
         seconds = perf_counter() - clock
         if ask.calls:
+            self.caught_up = True
             budget.spend(seconds)
         if hierarchy is self.alone:
             self.grew_alone = True
@@ -239,11 +242,8 @@ class HeadDrafter:
             look = ask.called(depth, missing, look, clock)
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Read a prompt. Learn what the calls were worth, and the guesses where no database
-        drafted."""
-        if new == len(tokens):
-            self.head.start(tokens, self.tier.sampling, self.cancelled)
-            self.head.forget()
+        """Learn what the calls were worth, and the guesses where no database drafted. A prompt is
+        read once the head is asked: it may never be."""
         if self.asked is not None and self.asked.decided == len(tokens) - new:
             self.asked.settle(tokens[len(tokens) - new :])
         self.asked = None
@@ -270,22 +270,31 @@ class Node:
 
 
 class Ask:
-    """What one step asks a head for: looks at the tree as it would be grown from what is known."""
+    """What one step asks a head for: looks at the tree as it would be grown from what is known.
 
-    def __init__(self, hierarchy: Hierarchy, tokens: Sequence[int], budget: Budget) -> None:
+    In the step in which the head `reads` the prompt, its first call says nothing of later ones.
+    """
+
+    def __init__(
+        self, hierarchy: Hierarchy, tokens: Sequence[int], budget: Budget, reads: bool = False
+    ) -> None:
         self.hierarchy, self.tokens, self.budget = hierarchy, tokens, budget
+        self.reads = reads
         self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
         self.decided = len(tokens)
         self.calls: list[Call] = []
+        self.known: dict[int, float] = {}
+        """See `until`, as long as nothing new is said."""
         self.spent = 0.0
 
     def called(self, level: int, missing: float, before: Look, clock: float) -> Look:
         """The head was called for a level since `clock`: how the tree looks then."""
         self.hierarchy.forget()
+        self.known.clear()
         after = self.look()
         seconds = perf_counter() - clock
         self.spent += seconds
-        if self.pace is not None:
+        if self.pace is not None and (level or not self.reads):
             self.pace.took(level, seconds)
         self.calls.append(Call(level, missing, before, after))
         return after
@@ -298,7 +307,8 @@ class Ask:
         """
         if self.pace is None or not self.calls:
             return
-        self.pace.took(WHOLE, self.spent)
+        if not self.reads:
+            self.pace.took(WHOLE, self.spent)
         first, last = self.calls[0], self.calls[-1]
         whole = Call(WHOLE, first.missing, first.before, last.after)
         for call in (*self.calls, whole):
@@ -342,6 +352,12 @@ class Ask:
 
     def until(self, depth: int) -> float:
         """The tokens that a tree of so many levels is expected to emit."""
+        if depth not in self.known:
+            self.known[depth] = self.grown(depth)
+        return self.known[depth]
+
+    def grown(self, depth: int) -> float:
+        """The same, found by growing it."""
         if not depth:
             return 1.0
         room = unlimited(self.budget)
@@ -393,10 +409,7 @@ class FixedHead:
         return {HEAD: Work(perf_counter() - clock, calls)}
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Read a prompt; what is decided later is read with the next draft."""
-        if new == len(tokens):
-            self.head.start(tokens, self.sampling, self.cancelled)
-            self.head.forget()
+        """What is decided is read with the next draft."""
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is kept."""

@@ -14,8 +14,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling import COLDEST, Choice, Floats, Part, select
+from engine.sampling import COLDEST, Choice, Floats, Part, kth_largest, select
 from engine.settings import Sampling
+
+GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,10 @@ class LogitGuess:
         if count < 1:
             return []
         logits, scale = self.logits, self.scale()
-        best = np.argpartition(logits, -count)[-count:] if count < logits.size else logits.argsort()
-        best = best[np.lexsort((best, -logits[best]))]
+        # Few are left before anything is sorted, however large the vocabulary; all if one is odd.
+        few = count < logits.size
+        found = np.flatnonzero(~(logits < (kth_largest(logits, count) if few else -np.inf)))
+        best = found[np.lexsort((found, -logits[found]))][:count]
         names = best if self.tokens is None else self.tokens[best]
         chances = [scale.probability(logit) for logit in logits[best].tolist()]
         return list(zip(names.tolist(), chances, strict=True))
@@ -135,7 +139,8 @@ class LogitGuess:
 
     def draw(self, position: int, sampling: Sampling) -> int:
         if self.tokens is None:
-            return select(self.logits, sampling, position).token
+            self.choice = select(self.logits, sampling, position)
+            return self.choice.token
         place = int(self.logits.argmax())
         if sampling.temperature < COLDEST:
             return int(self.tokens[place])
@@ -143,9 +148,7 @@ class LogitGuess:
         return int(self.tokens[place]) if chosen is None else chosen[0]
 
     def scale(self) -> Choice:
-        """What makes probabilities of the logits."""
+        """What makes probabilities of the logits: known from a draw, or found in one pass."""
         if self.choice is None:
-            top = float(self.logits.max())
-            mass = float(np.exp(self.logits - np.float32(top)).sum(dtype=np.float64))
-            self.choice = Choice(int(self.logits.argmax()), top, mass)
+            self.choice = select(self.logits, GREEDY, 0)
         return self.choice

@@ -641,6 +641,35 @@ def test_a_head_drafter_without_databases_grows_the_tree_itself() -> None:
     assert not head_of(toy).level, "what was guessed is dropped"
 
 
+@pytest.mark.parametrize("name", ["head", "hd+head", "head@2"])
+def test_a_prompt_is_read_once_the_head_is_asked_and_not_before(name: str) -> None:
+    toy = ToyBackend(guesses=GOOD)
+    first, *_ = METHODS.get(name, method_named(name)).drafters(
+        Databases(), sampling=Sampling(), target=toy
+    )
+    head = head_of(toy)
+    head.listen(True)
+    toy.prefill(PROMPT, never)
+    first.observe(PROMPT, len(PROMPT))
+    assert head.rows == 0
+    first.grow(Tree(PROMPT[-1]), PROMPT, Budget(Drafting(nodes=8), 8, 260))
+    assert head.rows >= len(PROMPT)
+
+
+def test_the_call_that_reads_a_prompt_says_nothing_of_what_calls_take() -> None:
+    toy, costs = ToyBackend(guesses=GOOD), CostCurve({0: 1.0, 31: 1.1})
+    [drafter] = METHODS["head"].drafters(Databases(), sampling=Sampling(), target=toy)
+    head_of(toy).listen(True)
+    tokens = list(PROMPT)
+    for number in range(3):
+        toy.prefill(tokens, never)
+        drafter.grow(Tree(tokens[-1]), tokens, Budget(Drafting(), 8, 260, costs, due=HEAD))
+        tokens.append(5 + number)
+        drafter.observe(tokens, 1)
+        seen = costs.gate.head.seen
+        assert seen[0] == seen[WHOLE] == number
+
+
 def protocol(guess: Guess) -> Followers:
     """A guess is read by its protocol alone."""
     tier = HeadTier(Sampling(), noisy=True)

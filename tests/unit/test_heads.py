@@ -29,6 +29,22 @@ def test_a_guess_tells_the_likeliest_and_any_probability() -> None:
     assert guess.likeliest(0) == []
 
 
+@pytest.mark.parametrize("size", [50, 64, 6144, 50_000])
+def test_the_likeliest_of_any_vocabulary_are_those_of_a_full_sort(size: int) -> None:
+    row = np.round(logits(size), 2)  # many are equal
+    order = np.lexsort((np.arange(size), -row))
+    for count in (1, 2, 24, size):
+        assert [token for token, _ in LogitGuess(row).likeliest(count)] == order[:count].tolist()
+
+
+def test_a_draw_leaves_the_same_probabilities() -> None:
+    row = logits(6144)
+    drawn, fresh = LogitGuess(row), LogitGuess(row)
+    drawn.draw(9, Sampling(temperature=0.7, top_k=5, seed=2))
+    for token, chance in fresh.likeliest(24):
+        assert drawn.probability(token) == pytest.approx(chance, rel=1e-6)
+
+
 def test_of_equals_the_smaller_number_is_the_likelier() -> None:
     assert [t for t, _ in LogitGuess(np.zeros(5, np.float32)).likeliest(5)] == [0, 1, 2, 3, 4]
 
