@@ -38,7 +38,7 @@ class HeadInfo:
     depth: int
     branches: bool
     parameters: int = 0
-    memory_bytes: int = 0
+    memory_bytes: int = field(default=0, compare=False)
     note: str = ""
     fingerprint: str = ""
     too_dear: str = field(default="", compare=False)

@@ -487,6 +487,7 @@ def test_eight_bits_guess_nearly_the_same_and_say_the_same(tmp_path: Path) -> No
     assert backend.info.head is not None and exact.info.head is not None
     # The copy of the target's output matrix, 6,144 x 256, counts; a scale takes two bytes.
     assert 0.25 < backend.info.head.memory_bytes / exact.info.head.memory_bytes < 1.3
+    assert backend.info.head == exact.info.head, "one head, however a trial went"
     reference = Reference(tensors)
     for path, logits in guessed(backend).items():
         wanted = reference.logits(path)
