@@ -5,6 +5,7 @@ what it counted to the work folder, so all of them have to share it. A task whos
 done again by another: what it had finished stays.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -90,7 +91,7 @@ def cluster(address: str) -> Iterator[Any]:
     begun = not ray.is_initialized()
     try:
         if begun:
-            ray.init(address or None, log_to_driver=False, logging_level="error")
+            ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR)
         yield ray
     except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
         cause: Any = error
