@@ -129,12 +129,14 @@ class Proposer:
         return made
 
     def off(self, number: int) -> bool:
-        """Whether the request in a row does not want drafts."""
+        """Whether the request in a row does not want drafts, or must not have any."""
         if self.runner is None:
-            return False
+            return self.attached.greedy
         batch = self.runner.input_batch
         request = self.runner.requests.get(batch.req_ids[number])
         sampling = getattr(request, "sampling_params", None)
+        if self.attached.greedy and getattr(sampling, "temperature", 1.0) > 0:
+            return True
         return ((getattr(sampling, "extra_args", None) or {}).get(NAME)) == OFF
 
     def count(self, sequence: Followed, accepted: Chain) -> None:
@@ -176,6 +178,7 @@ class Proposer:
             "databases": self.names,
             "draft_tokens": self.length,
             "drafting": not self.problem,
+            "greedy": self.attached.greedy,
             "problem": self.problem,
             "figures": figures,
         }
