@@ -25,8 +25,7 @@ class Attached:
 
     `statistics` is a file, "" for none. What is learned is kept in `folder`, if there is one, under
     the name `model`. A forward over `rows` rows takes twice the time of the smallest; `drafted` is
-    what any draft adds to a step, in those. `greedy` leaves requests above temperature 0 alone,
-    where vLLM does not verify sampled drafts rightly.
+    what any draft adds to a step, in those.
     """
 
     databases: tuple[str, ...] = TIERS
@@ -35,7 +34,6 @@ class Attached:
     model: str = ""
     rows: float = 256.0
     drafted: float = 0.0
-    greedy: bool = False
 
     def __post_init__(self) -> None:
         unknown = sorted({*self.databases} - {*TIERS})

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from app.vllm.attached import NAME, OFF, Attached, attached
 from app.vllm.followed import Followed, Sequences, Tokens
 from app.vllm.learned import Learned
+from app.vllm.mends import mend_sampler
 from engine.drafting.calibration import Calibration
 from engine.drafting.chains import Chain, Room, StepCost, grow_chains
 from engine.drafting.databases import Databases
@@ -42,6 +43,7 @@ class Proposer:
         self.length = int(vllm_config.speculative_config.num_speculative_tokens)
         self.vocabulary = int(vllm_config.model_config.get_vocab_size())
         self.longest = int(vllm_config.model_config.max_model_len)
+        self.on_processor = vllm_config.device_config.device_type == "cpu"
         self.cost = StepCost(self.attached.rows, self.attached.drafted)
         self.problem = ""
         """Why nothing is drafted; "" while drafting goes on."""
@@ -62,6 +64,8 @@ class Proposer:
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM asks for it. All tables are in memory afterwards, as all ranks have to agree."""
+        if self.on_processor:
+            mend_sampler()
         if self.table is not None:
             self.table.in_memory()
             if self.table.reader is not None:
@@ -129,14 +133,12 @@ class Proposer:
         return made
 
     def off(self, number: int) -> bool:
-        """Whether the request in a row does not want drafts, or must not have any."""
+        """Whether the request in a row does not want drafts."""
         if self.runner is None:
-            return self.attached.greedy
+            return False
         batch = self.runner.input_batch
         request = self.runner.requests.get(batch.req_ids[number])
         sampling = getattr(request, "sampling_params", None)
-        if self.attached.greedy and getattr(sampling, "temperature", 1.0) > 0:
-            return True
         return ((getattr(sampling, "extra_args", None) or {}).get(NAME)) == OFF
 
     def count(self, sequence: Followed, accepted: Chain) -> None:
@@ -178,7 +180,6 @@ class Proposer:
             "databases": self.names,
             "draft_tokens": self.length,
             "drafting": not self.problem,
-            "greedy": self.attached.greedy,
             "problem": self.problem,
             "figures": figures,
         }

@@ -191,7 +191,6 @@ def attached_of(asked: Asked, build: str) -> Attached:
         folder=str(folder.resolve()),
         model=f"{asked.model} {tokenizer}",
         rows=rows,
-        greedy=build == PROCESSOR,  # its sampled drafts are verified wrongly: docs/scaling.md
     )
 
 

@@ -37,6 +37,7 @@ def config(tokens: int = 4, vocabulary: int = 50, rank: int = 0, **attached: Any
         speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
         model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary, max_model_len=LONGEST),
         parallel_config=SimpleNamespace(rank=rank, data_parallel_rank=0),
+        device_config=SimpleNamespace(device_type="cuda"),
     )
 
 

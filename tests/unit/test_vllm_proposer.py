@@ -267,30 +267,15 @@ def test_a_request_may_say_that_it_wants_no_drafts() -> None:
     assert worker.strata_sources(prompt(2), other.tokens[16:17])["sources"] == [TARGET]
 
 
-def test_where_sampled_drafts_are_verified_wrongly_greedy_requests_alone_have_any() -> None:
-    proposer = Proposer(config(greedy=True))
-    batch, one, other = Batch(proposer, circling), request("a"), request("b", 2)
-    batch.add(one)
-    batch.add(other)
-    for _ in range(6):
-        batch.step()
-    assert not one.drafts and not other.drafts, "how they are sampled is not known yet"
-    said = {
-        name: SimpleNamespace(
-            sampling_params=SimpleNamespace(extra_args=None, temperature=temperature)
-        )
-        for name, temperature in (("a", 0.7), ("b", 0.0))
-    }
-    worker = Extension()
-    worker.model_runner = SimpleNamespace(
-        input_batch=SimpleNamespace(req_ids=["a", "b"]), requests=said, drafter=proposer
-    )
-    figures = worker.strata_figures()
-    assert figures is not None and figures["greedy"]
-    for _ in range(6):
-        batch.step()
-        assert one.drafts == []
-    assert other.drafts
+def test_workers_on_processors_try_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[bool]()
+    monkeypatch.setattr("app.vllm.proposer.mend_sampler", lambda: tried.append(True))
+    made = config()
+    Proposer(made).load_model(object())
+    assert not tried
+    made.device_config.device_type = "cpu"
+    Proposer(made).load_model(object())
+    assert tried == [True]
 
 
 def test_a_worker_without_our_drafter_says_nothing() -> None:

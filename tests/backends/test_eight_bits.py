@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from engine.heads import eight_bits  # noqa: E402
-from engine.heads.eight_bits import EightBits, bytes_of, faster, linear, packed  # noqa: E402
+pytestmark = pytest.mark.model
 
 
 @pytest.mark.parametrize("shape", [(6, 64), (500, 256), (2048, 128), (3, 192)])
 def test_a_rounded_matrix_gives_nearly_the_same(shape: tuple[int, int]) -> None:
+    import torch
+
+    from engine.heads.eight_bits import EightBits, bytes_of, linear
+
     made = torch.Generator().manual_seed(3)
     weight = torch.randn(shape, generator=made) * torch.rand((shape[0], 1), generator=made)
     weight[0] = 0.0
@@ -31,6 +32,10 @@ def test_a_rounded_matrix_gives_nearly_the_same(shape: tuple[int, int]) -> None:
 def test_eight_bits_are_taken_where_they_were_faster(
     plain: float, rounded: float, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
+    from engine.heads import eight_bits
+
     def clock() -> Iterator[float]:
         now = 0.0
         for takes in cycle((plain, rounded)):
@@ -40,18 +45,26 @@ def test_eight_bits_are_taken_where_they_were_faster(
 
     ticks = clock()
     monkeypatch.setattr(eight_bits, "perf_counter", lambda: next(ticks))
-    assert faster([torch.ones(4, 64), torch.ones(8, 128)]) is wanted
+    assert eight_bits.faster([torch.ones(4, 64), torch.ones(8, 128)]) is wanted
 
 
 def test_a_width_that_the_library_would_read_beyond_stays_as_it_is() -> None:
+    import torch
+
+    from engine.heads.eight_bits import EightBits, packed
+
     narrow = torch.ones(8, 40)
     assert packed(narrow) is narrow and isinstance(packed(torch.ones(8, 64)), EightBits)
 
 
 def test_without_the_librarys_function_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from engine.heads import eight_bits
+
     def never(*_: Any) -> float:
         raise AssertionError("nothing to time")
 
     monkeypatch.delattr(torch, "_weight_int8pack_mm")
     monkeypatch.setattr(eight_bits, "perf_counter", never)
-    assert not faster([torch.ones(4, 8)])
+    assert not eight_bits.faster([torch.ones(4, 8)])
