@@ -33,7 +33,7 @@ async (base) => {
     const empty = { state: null, textbox: "", browserstate: {}, radio: null };
     const list = config.components.find((part) => part.props.elem_id === "conversations").id;
     const event = config.dependencies.find(
-      (one) => one.outputs.includes(list) && one.inputs.length === 3);
+      (one) => one.outputs.includes(list) && one.outputs.length === 2);
     const data = event.inputs.map((id) => empty[kinds.get(id).type]);
     const body = JSON.stringify({ data, fn_index: event.id, session_hash: "foreign" });
     await ask(api + "queue/join", { ...json, body });
