@@ -668,8 +668,9 @@ def test_a_program_that_leaves_ends_its_answer(
         model.go.set()
         until(lambda: queue.running is None)
         assert model.steps[0] < 200
-        assert server.session.programs.asking == {}
-        aborted = 'finished_reason="abort"} 1'  # counted a moment after the model is free
+        # Both are counted a moment after the model is free.
+        until(lambda: server.session.programs.asking == {})
+        aborted = 'finished_reason="abort"} 1'
         until(lambda: aborted in httpx.get(f"{server.address}/metrics").text)
     model.go.set()
     if waits:
