@@ -35,7 +35,7 @@ from app.web.tabs import (
     why,
 )
 from app.web.tabs.loading import UPDATE_SECONDS
-from app.web.wiring import AT_ONCE, Event, Memory, Updates
+from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates
 from assets import ASSETS
 from engine.settings import Sampling
 
@@ -251,11 +251,11 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         waited = gr.State(0)
         shelved = shelf.new, shelf.start_from
         begin = presets.wire(session, saved, shelved, controls, current, memory, keep)
-        loaded = waited.change(*follow, **AT_ONCE).then(*begin, **AT_ONCE)
+        loaded = waited.change(*follow, **AT_ONCE).then(*begin, **AFTER)
         if drafts is not None and choice is not None and access is not None:
             for event in stack.wire(session, drafts, controls, pair.method, keep):
-                event.then(lambda: header(session, notices), None, head, **AT_ONCE)
-            loaded.then(*models.wire(session, choice, (follow, begin)), **AT_ONCE)
+                event.then(lambda: header(session, notices), None, head, **AFTER)
+            loaded.then(*models.wire(session, choice, (follow, begin)), **AFTER)
             databases.wire(session, tiers, current, memory)
             api.wire(session, access)
             benchmark.wire(session, measured, controls, memory)
@@ -371,6 +371,6 @@ def wire_page(
 
     event = blocks.load(arrive, memory, [memory, current], **AT_ONCE)
     for step in steps:
-        event = event.then(*step, **AT_ONCE)
-    event.then(None, js=OPENED, **AT_ONCE)
+        event = event.then(*step, **AFTER)
+    event.then(None, js=OPENED, **AFTER)
     blocks.unload(leave)

@@ -51,6 +51,8 @@ QUIET: dict[str, Any] = {
 one (app/web/gradio_status.py)."""
 AT_ONCE: dict[str, Any] = {**QUIET, "concurrency_limit": None}
 """An event that waits for no other. (Without any queue it could not show notices.)"""
+AFTER: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
+"""What follows an event, each time. Gradio would leave it out while the one before is at work."""
 
 
 def owner_of(session: Session, memory: Memory, request: gr.Request) -> str:

@@ -15,7 +15,7 @@ from tests.support.pages import OWNER, end, entry, late, open_tab, start, until
 pytestmark = pytest.mark.browser
 DATABASES = "Databases (hierarchy drafting)"
 FILTER, SHOW, CHOOSE = (f"diagnostics.Handlers.{name}" for name in ("filter", "show", "choose"))
-OPEN = "conversations.Handlers.open_"
+OPEN, REDRAW = (f"conversations.Handlers.{name}" for name in ("open_", "redraw"))
 
 
 def keep_runs(folder: Path) -> None:
@@ -34,7 +34,7 @@ def keep_runs(folder: Path) -> None:
 def address(data: Path) -> Iterator[str]:
     """The program, with handlers that can be held."""
     keep_runs(data)
-    process, url, _ = start(data, held=[FILTER, SHOW, CHOOSE, OPEN])
+    process, url, _ = start(data, held=[FILTER, SHOW, CHOOSE, OPEN, REDRAW])
     yield url
     end(process)
 
@@ -116,6 +116,13 @@ def test_a_tab_that_is_late_leaves_what_was_filtered_meanwhile(page: Page, data:
 def test_the_conversation_that_was_chosen_last_is_open(page: Page, data: Path) -> None:
     said = page.locator("#tokens .turn.said")
     with late(data, OPEN) as begun:
+        entry(page, "one").locator(".open").click()
+        until(page, lambda: begun() >= 1)
+        entry(page, "two").locator(".open").click()
+        until(page, lambda: begun() >= 2)
+    expect(said).to_have_text("question two")
+    expect(page.locator("#conversations .entry.current")).to_contain_text("two")
+    with late(data, REDRAW) as begun:
         entry(page, "one").locator(".open").click()
         until(page, lambda: begun() >= 1)
         entry(page, "two").locator(".open").click()

@@ -118,6 +118,13 @@ def test_no_event_shows_progress_on_a_component(session: Session) -> None:
     assert events and shown == []
 
 
+def test_what_follows_an_event_is_never_left_out(session: Session) -> None:
+    """Gradio drops what is already at work, unless it may be so several times."""
+    events = made(lambda: layout.build(session)).get_config_file()["dependencies"]
+    after = [each for each in events if each["trigger_after"] is not None]
+    assert len(after) > 20 and {each["trigger_mode"] for each in after} == {"multiple"}
+
+
 @pytest.fixture
 def controls(session: Session) -> settings.Controls:
     def build() -> settings.Controls:

@@ -27,6 +27,7 @@ from app.web.stack_html import fine
 from app.web.tabs.settings import Controls, methods, number
 from app.web.verdicts import title_of
 from app.web.wiring import (
+    AFTER,
     AT_ONCE,
     Asked,
     Memory,
@@ -555,5 +556,5 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
     )
     for button, file in ((parts.csv, on.as_csv), (parts.json, on.as_json)):
         button.click(file, [memory, parts.shown], parts.outgoing, **AT_ONCE).then(
-            None, parts.outgoing, None, js=SAVE_FILE, **AT_ONCE
+            None, parts.outgoing, None, js=SAVE_FILE, **AFTER
         )

@@ -21,6 +21,7 @@ from app.web.tabs.talking import Talk
 from app.web.tabs.welcome import welcome
 from app.web.token_view import token_view
 from app.web.wiring import (
+    AFTER,
     AT_ONCE,
     Listing,
     Memory,
@@ -237,5 +238,5 @@ def wire_stream(on: Handlers, here: Sequence[Block], listing: Listing) -> None:
     parts.tokens.resend(on.resend, here, parts.tokens, **AT_ONCE)
     seen = [listing.asked, *here]
     look = parts.tokens.look(unasked(on.look), seen, stored(parts), **AT_ONCE)
-    look.then(*listing.refresh, **AT_ONCE)
+    look.then(*listing.refresh, **AFTER)
     parts.tokens.waiting(None, None, parts.proof, js="() => window.strata.line", **AT_ONCE)

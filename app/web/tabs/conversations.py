@@ -23,6 +23,7 @@ from app.web.tabs import chat_view, presets
 from app.web.tabs.messages import undo
 from app.web.tabs.settings import Controls
 from app.web.wiring import (
+    AFTER,
     AT_ONCE,
     Asked,
     Event,
@@ -340,9 +341,9 @@ def wire(
 
     parts.listed.open(
         newest(on.open_, showing), [asked, memory], showing, trigger_mode="multiple", **AT_ONCE
-    ).then(*refresh, **AT_ONCE)
+    ).then(*refresh, **AFTER)
     parts.new.click(newest(on.new, showing), [asked, memory], showing, **AT_ONCE).then(
-        *refresh, **AT_ONCE
+        *refresh, **AFTER
     )
     parts.search.change(*refresh, trigger_mode="always_last", **AT_ONCE)
     changes = (
@@ -351,19 +352,19 @@ def wire(
         (parts.listed.folder, on.file),
     )
     for event, handler in (*changes, (parts.listed.title, on.suggest)):
-        event(handler, [memory], None, trigger_mode="multiple", **AT_ONCE).then(*refresh, **AT_ONCE)
-    parts.listed.remove(on.remove, [current, memory], showing, **AT_ONCE).then(*refresh, **AT_ONCE)
+        event(handler, [memory], None, trigger_mode="multiple", **AT_ONCE).then(*refresh, **AFTER)
+    parts.listed.remove(on.remove, [current, memory], showing, **AT_ONCE).then(*refresh, **AFTER)
     saved: dict[str, Any] = {"inputs": parts.outgoing, "outputs": parts.outgoing, "js": SAVE_FILE}
     exported = parts.listed.export(on.export, [memory], parts.outgoing, **AT_ONCE)
-    exported.then(None, **saved, **AT_ONCE)
+    exported.then(None, **saved, **AFTER)
     parts.export.click(lambda: gr.update(visible=True), None, parts.formats, **AT_ONCE)
     for button, kind in parts.every:
         exported = button.click(
             on.export_all(kind), [memory], [parts.outgoing, parts.formats], **AT_ONCE
         )
-        exported.then(None, **saved, **AT_ONCE)
+        exported.then(None, **saved, **AFTER)
     parts.import_.upload(on.import_, [parts.import_, memory], showing, **AT_ONCE).then(
-        *refresh, **AT_ONCE
+        *refresh, **AFTER
     )
     return listing, Event(unasked(on.restore), [asked, current, memory], showing)
 

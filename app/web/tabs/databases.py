@@ -16,7 +16,7 @@ from app.web.plots import grid
 from app.web.saving import SAVE_FILE, saved
 from app.web.stack_html import fine
 from app.web.tabs import general_text
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
+from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates, owner_of, told
 from engine.backends.base import BackendInfo, ServerInfo
 from engine.drafting.calibration import Calibration
 from engine.errors import StorageError
@@ -369,7 +369,7 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
             if tier == CONTEXT
             else yes.click(on.wipe_model, memory, row, **AT_ONCE)
         )
-        done.then(*refresh, **AT_ONCE)
+        done.then(*refresh, **AFTER)
     gr.on(
         [parts.words.submit, parts.look.click],
         on.find,
@@ -378,16 +378,16 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
         **AT_ONCE,
     )
     learned.save.click(on.save, memory, learned.outgoing, **AT_ONCE).then(
-        None, learned.outgoing, None, js=SAVE_FILE, **AT_ONCE
+        None, learned.outgoing, None, js=SAVE_FILE, **AFTER
     )
     learned.bring.upload(on.bring, [learned.bring, memory], learned.told, **AT_ONCE).then(
-        *refresh, **AT_ONCE
+        *refresh, **AFTER
     )
     preview = Event(on.preview, [memory, *learned.numbers], learned.told)
-    learned.prune.click(show, None, learned.row, **AT_ONCE).then(*preview, **AT_ONCE)
+    learned.prune.click(show, None, learned.row, **AT_ONCE).then(*preview, **AFTER)
     for number in learned.numbers:
         number.input(*preview, trigger_mode="always_last", **AT_ONCE)
     learned.no.click(hide, None, learned.row, **AT_ONCE)
     learned.yes.click(on.prune, [memory, *learned.numbers], learned.row, **AT_ONCE).then(
-        *refresh, **AT_ONCE
+        *refresh, **AFTER
     )

@@ -25,6 +25,7 @@ from app.web.tabs import replay
 from app.web.token_view import token_view
 from app.web.verdicts import title_of
 from app.web.wiring import (
+    AFTER,
     AT_ONCE,
     Asked,
     Memory,
@@ -552,9 +553,9 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
         (parts.run_json, on.save_run, [parts.shown, memory]),
     ):
         button.click(save, inputs, parts.outgoing, **AT_ONCE).then(
-            None, parts.outgoing, None, js=SAVE_FILE, **AT_ONCE
+            None, parts.outgoing, None, js=SAVE_FILE, **AFTER
         )
     if parts.again is not None:
         parts.again.click(on.again, None, parts.costs, **AT_ONCE).then(
-            unasked(on.curve), [asked, parts.shown, memory], parts.plots[COSTS], **AT_ONCE
+            unasked(on.curve), [asked, parts.shown, memory], parts.plots[COSTS], **AFTER
         )

@@ -11,7 +11,7 @@ from gradio.blocks import Block
 from app.service.statistics_files import StatisticsFiles
 from app.web import models_html
 from app.web.stack_html import fine, line
-from app.web.wiring import AT_ONCE, Deeds, Event, counted, unless_done
+from app.web.wiring import AFTER, AT_ONCE, Deeds, Event, counted, unless_done
 from engine.errors import Cancelled, StorageError, StrataError
 from storage.documents import KINDS, PACKED
 
@@ -200,6 +200,6 @@ def wire(files: StatisticsFiles, parts: Parts, tab: gr.Tab, after: Event) -> Non
         parts.take.click(counted(on.take), [deeds, parts.paths], outputs, **AT_ONCE),
         parts.remove.click(counted(on.remove), deeds, outputs, **AT_ONCE),
     ):
-        event.then(*after, **AT_ONCE)
+        event.then(*after, **AFTER)
     parts.copy.click(counted(on.copy), [deeds, parts.paths], outputs, **AT_ONCE)
     parts.stop.click(files.stop, None, None, **AT_ONCE)

@@ -11,7 +11,7 @@ from app.service.gguf_support import GgufSupport
 from app.web import models_html
 from app.web.stack_html import fine
 from app.web.tabs.loading import Place, build_place
-from app.web.wiring import AT_ONCE, Deeds, Event, counted, unless_done
+from app.web.wiring import AFTER, AT_ONCE, Deeds, Event, counted, unless_done
 from engine.errors import Cancelled, StrataError
 
 BUTTON = "Set up GGUF support"
@@ -99,5 +99,5 @@ def wire(support: GgufSupport, parts: Parts, tab: gr.Tab, after: Event) -> None:
     deeds = gr.State(Deeds())
     tab.select(unless_done(on.show), deeds, outputs, **AT_ONCE)
     event = parts.place.buttons[0].click(counted(on.set_up), deeds, outputs, **AT_ONCE)
-    event.then(*after, **AT_ONCE)
+    event.then(*after, **AFTER)
     parts.place.stop.click(support.stop, None, None, **AT_ONCE)

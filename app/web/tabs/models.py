@@ -22,7 +22,7 @@ from app.web.tabs import catalogue, gguf_support
 from app.web.tabs.catalogue import Card
 from app.web.tabs.loading import Place, build_adding, build_place, paced
 from app.web.tabs.settings import control, number
-from app.web.wiring import AT_ONCE, Deeds, Event, Updates, counted, told, unless_done, warn
+from app.web.wiring import AFTER, AT_ONCE, Deeds, Event, Updates, counted, told, unless_done, warn
 from engine.errors import Cancelled, ModelError, StrataError
 from engine.models.formats import FORMATS, format_of
 from engine.models.loaders import DEFAULT_RUNTIME
@@ -461,7 +461,7 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     own = [parts.place.stop, parts.place.status]
     there = [parts.loaded, parts.exact, parts.choice, *boxes]
     opened = parts.tab.select(on.overview, None, there, **AT_ONCE)
-    opened.then(unless_done(on.refresh), [deeds, *inputs], [*shown, *own], **AT_ONCE)
+    opened.then(unless_done(on.refresh), [deeds, *inputs], [*shown, *own], **AFTER)
     parts.choice.input(counted(on.choose), [deeds, parts.choice], shown, **AT_ONCE)
     edits = [control.input for control in controls]  # type: ignore[attr-defined]
     weigh = counted(on.weigh)
@@ -482,7 +482,7 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
         outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status, *given]))
         event = button.click(counted(handler), [deeds, *given, *inputs], outputs, **AT_ONCE)
         for step in follow:
-            event = event.then(*step, **AT_ONCE)
+            event = event.then(*step, **AFTER)
 
     loads(parts.place.buttons[0], on.open, parts.place, parts.key)
     loads(parts.exact, on.load_exact, parts.place)

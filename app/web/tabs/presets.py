@@ -16,7 +16,7 @@ import gradio as gr
 from app.service.session import Session
 from app.web.saving import SAVE_FILE, saved
 from app.web.tabs.settings import Controls
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told, warn
+from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates, owner_of, told, warn
 from engine.errors import StorageError
 from storage.presets import MAX_NAME, StoredPreset
 
@@ -350,8 +350,8 @@ def wire(
     settings = [*page, parts.name]
     start_from.input(on.pick, [start_from, current, memory], settings, **AT_ONCE)
     new.click(on.use, [start_from, memory], settings, **AT_ONCE)
-    parts.use.click(on.use, [parts.choice, memory], settings, **AT_ONCE).then(*keep, **AT_ONCE)
-    parts.makers.click(on.reset, None, settings, **AT_ONCE).then(*keep, **AT_ONCE)
+    parts.use.click(on.use, [parts.choice, memory], settings, **AT_ONCE).then(*keep, **AFTER)
+    parts.makers.click(on.reset, None, settings, **AT_ONCE).then(*keep, **AFTER)
     gr.on(
         [parts.save.click, parts.name.submit],
         on.save,
@@ -370,7 +370,7 @@ def wire(
     none = gr.State("")
     parts.begin_plain.click(on.begin, [none, memory], parts.first, **AT_ONCE)
     parts.export.click(on.export, memory, parts.outgoing, **AT_ONCE).then(
-        None, parts.outgoing, None, js=SAVE_FILE, **AT_ONCE
+        None, parts.outgoing, None, js=SAVE_FILE, **AFTER
     )
     parts.import_.upload(on.import_, [parts.import_, start_from, memory], lists, **AT_ONCE)
     known = [parts.model, parts.choice, start_from, current, memory]

@@ -13,7 +13,7 @@ import gradio as gr
 from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
-from app.web.wiring import AT_ONCE, Event, Memory, Updates, owner_of, told
+from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates, owner_of, told
 from engine.errors import StrataError
 from engine.methods import USUAL, method_named, offered, served
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
@@ -292,5 +292,5 @@ def wire(session: Session, controls: Controls, current: gr.State, memory: gr.Bro
             lambda sampler=sampler: list(sampler.values()),
             outputs=[controls.parts[key] for key in sampler],
             **AT_ONCE,
-        ).then(keep, inputs, None, **AT_ONCE)
+        ).then(keep, inputs, None, **AFTER)
     return Event(keep, inputs, None)

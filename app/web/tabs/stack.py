@@ -18,7 +18,7 @@ from app.web.plots import grid
 from app.web.tabs.compare import choices
 from app.web.tabs.loading import build_adding
 from app.web.tabs.settings import Controls, methods
-from app.web.wiring import AT_ONCE, Event, Updates, told, warn
+from app.web.wiring import AFTER, AT_ONCE, Event, Updates, told, warn
 from engine.errors import Cancelled, SettingError, StrataError
 from engine.hsd.planner import Plan, Recursion
 from engine.hsd.trials import Entry, entries
@@ -359,5 +359,5 @@ def wire(
     parts.stop.click(session.stacks.stop, None, None, **AT_ONCE)
     chosen = [parts.spec, parts.first, *controls.inputs]
     used = parts.use.click(on.use, chosen, [parts.status, *others], **AT_ONCE)
-    used.then(*keep, **AT_ONCE)
+    used.then(*keep, **AFTER)
     return come, gone
