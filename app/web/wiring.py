@@ -53,6 +53,8 @@ AT_ONCE: dict[str, Any] = {**QUIET, "concurrency_limit": None}
 """An event that waits for no other. (Without any queue it could not show notices.)"""
 AFTER: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 """What follows an event, each time. Gradio would leave it out while the one before is at work."""
+LATEST: dict[str, Any] = {**AT_ONCE, "trigger_mode": "always_last"}
+"""What follows a choice: one that is made while the one before is at work is followed after it."""
 
 
 def owner_of(session: Session, memory: Memory, request: gr.Request) -> str:

@@ -15,7 +15,7 @@ chain of high trust next to nothing is open, and the time of the head is saved.
 Invariant: guesses decide nothing. A head that is wrong, or fails, costs time only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from time import perf_counter
@@ -25,7 +25,7 @@ from engine.drafting.budget import Budget
 from engine.drafting.calibration import HEAD_CLASSES, HEAD_DEPTHS, LONGEST
 from engine.drafting.costs import WHOLE, HeadPace
 from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.paths import best_row, path_to, unlimited, weighed
+from engine.drafting.paths import best_row, path_to, weighed
 from engine.heads.base import Guess, Head
 from engine.sampling import COLDEST
 from engine.settings import Sampling
@@ -42,8 +42,6 @@ SHARPEST = 2.0
 """No law is sharpened by a higher power, however low the temperature: a guess may be wrong."""
 WIDTH = 8
 """Nodes of a level that a head is asked to extend, at most."""
-SEEN = 24
-"""Nodes that a tree has at most when it is looked at for what it leaves open."""
 
 Suffix = tuple[int, ...]
 
@@ -118,14 +116,19 @@ SHORTER = tuple(Followers(1.0, 1.0, {}) for _ in range(PLACE - 1))
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A tree as grown from what is known: the tokens it is `expected` to emit, and the seconds of
-    its step, those of the head left out. Of a path that is verified alone, `chances` holds the
-    probability of each of its nodes, the root first."""
+    """A tree as grown from what is known: the probability of the path to each of its rows, the root
+    first, the tokens it is `expected` to emit, and the seconds of its step, those of the head left
+    out."""
 
     tree: Tree
+    chances: Sequence[float]
     expected: float
     seconds: float
-    chances: tuple[float, ...] = ()
+
+    def missing(self, rows: Iterable[int]) -> float:
+        """The probability that the answer reaches one of these rows, and leaves the tree there."""
+        chances, children = self.chances, self.tree.children
+        return sum(chances[row] - sum(chances[n] for n in children[row].values()) for row in rows)
 
     def kept(self, said: Sequence[int]) -> int:
         """How many of the tokens that were said lie in the tree."""
@@ -212,7 +215,7 @@ class HeadDrafter:
         """Ask level by level while that pays; the calls are kept in `ask`."""
         pace, tokens = ask.pace, ask.tokens
         look = ask.look()
-        missing = ask.missing(0, look)
+        missing = look.missing([0])
         due = ask.budget.due == HEAD
         if not (due or pace is None or pace.pays(0, missing, look.expected, look.seconds)):
             return
@@ -221,13 +224,13 @@ class HeadDrafter:
         if guess is None:
             ask.called(0, missing, look, clock)
             return
-        root = Node((), tuple(tokens[-LONGEST:]), 0)
+        root = Node(0, (), tuple(tokens[-LONGEST:]), 0)
         self.tier.add(root.suffix, guess, 0, len(tokens))
         level = [root]
         look = ask.called(0, missing, look, clock)
         for depth in range(1, min(self.head.info.depth, ask.budget.depth)):
             frontier = ask.frontier(look.tree, level, depth, self.head.info.branches)
-            missing = ask.missing(depth, look) if frontier else 0.0
+            missing = look.missing(node.row for node in frontier)
             seconds = look.seconds + ask.spent
             pays = pace is None or pace.pays(depth, missing, look.expected, seconds)
             if not frontier or not pays:
@@ -257,16 +260,17 @@ class HeadDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that the head is asked for: its path, its last tokens, and which guess of the level
-    above it stands behind."""
+    """A node that the head is asked for: its row in the tree that was looked at, its path, its last
+    tokens, and which guess of the level above it stands behind."""
 
+    row: int
     path: Suffix
     suffix: Suffix
     parent: int
 
-    def child(self, number: int, token: int) -> "Node":
+    def child(self, number: int, row: int, token: int) -> "Node":
         """The node of a token behind this one, which is guess `number` of its level."""
-        return Node((*self.path, token), (*self.suffix[1 - LONGEST :], token), number)
+        return Node(row, (*self.path, token), (*self.suffix[1 - LONGEST :], token), number)
 
 
 class Ask:
@@ -283,14 +287,11 @@ class Ask:
         self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
         self.decided = len(tokens)
         self.calls: list[Call] = []
-        self.known: dict[int, float] = {}
-        """See `until`, as long as nothing new is said."""
         self.spent = 0.0
 
     def called(self, level: int, missing: float, before: Look, clock: float) -> Look:
         """The head was called for a level since `clock`: how the tree looks then."""
         self.hierarchy.forget()
-        self.known.clear()
         after = self.look()
         seconds = perf_counter() - clock
         self.spent += seconds
@@ -323,10 +324,10 @@ class Ask:
             return self.look_along()
         trial, tree = copy(self.budget), Tree(self.tokens[-1])
         self.hierarchy.grow_tree(tree, self.tokens, trial)
+        chances = self.hierarchy.chances()
         if trial.costs is None:
-            return Look(tree, trial.expected, 1.0)
-        seconds = trial.costs.table[len(tree)]
-        return Look(tree, trial.worth * seconds if len(tree) else 1.0, seconds)
+            return Look(tree, chances, trial.expected, 1.0)
+        return Look(tree, chances, sum(chances), trial.costs.table[len(tree)])
 
     def look_along(self) -> Look:
         """The same where one path is verified alone."""
@@ -336,34 +337,7 @@ class Ask:
         for at in rows:
             row = tree.add(row, grown.tokens[at], grown.sources[at])
         seconds = 1.0 if self.budget.costs is None else self.budget.costs.table[len(rows)]
-        return Look(tree, expected, seconds, (1.0, *(chances[at] for at in rows)))
-
-    def missing(self, depth: int, look: Look) -> float:
-        """The probability that the answer reaches a level of the tree, and leaves it there."""
-        if look.chances:
-            here, below = (*look.chances[depth : depth + 2], 0.0, 0.0)[:2]
-            return here - below
-        return self.reached(depth) - self.reached(depth + 1)
-
-    def reached(self, depth: int) -> float:
-        """The probability that the answer follows the tree to a level: what that level adds to the
-        tokens that are expected."""
-        return 1.0 if not depth else self.until(depth) - self.until(depth - 1)
-
-    def until(self, depth: int) -> float:
-        """The tokens that a tree of so many levels is expected to emit."""
-        if depth not in self.known:
-            self.known[depth] = self.grown(depth)
-        return self.known[depth]
-
-    def grown(self, depth: int) -> float:
-        """The same, found by growing it."""
-        if not depth:
-            return 1.0
-        room = unlimited(self.budget)
-        room.nodes, room.depth = SEEN, min(depth, self.budget.depth)
-        self.hierarchy.grow_tree(Tree(self.tokens[-1]), self.tokens, room)
-        return room.expected
+        return Look(tree, [1.0, *(chances[at] for at in rows)], expected, seconds)
 
     def frontier(self, tree: Tree, level: Sequence[Node], depth: int, branches: bool) -> list[Node]:
         """The nodes of the tree at a depth that stand behind the guesses of the level above, the
@@ -375,7 +349,7 @@ class Ask:
                 continue
             number = numbers.get(tree.path(tree.parents[row]))
             if number is not None:
-                found.append(level[number].child(number, tree.tokens[row]))
+                found.append(level[number].child(number, row, tree.tokens[row]))
         return found[: WIDTH if branches else 1]
 
 

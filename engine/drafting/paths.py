@@ -3,9 +3,6 @@
 The tree is grown best first as ever, so that the probability of every path in it is known. Of its
 paths one is verified: the one whose tokens come fastest. That need not begin with the likeliest
 token, as a copy that goes on for long may be worth more than a word that is likelier.
-
-The tree tells how probable a node is by what it adds to the tokens that are expected. So it is
-grown node by node. What was looked up for one node is not looked up again for the next.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +23,9 @@ class Grower(Protocol):
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Add the likeliest nodes within the budget."""
 
+    def chances(self) -> list[float]:
+        """The probability of the path to each row of that tree, the root first."""
+
 
 def grow_path(
     grower: Grower, tree: Tree, tokens: Sequence[int], budget: Budget
@@ -45,26 +45,11 @@ def grow_path(
 def weighed(
     grower: Grower, tokens: Sequence[int], budget: Budget
 ) -> tuple[Tree, list[float], Mapping[str, Work]]:
-    """A tree with the probability of the path to each of its rows, the root first.
-
-    At the end it is grown once more as a whole, for the grower to learn from.
-    """
-    grown, chances = Tree(tokens[-1]), [1.0]
-    room = unlimited(budget)
-    work: dict[str, Work] = {}
-    while len(grown) < MOST:
-        before = room.expected
-        room.nodes = len(grown) + 1
-        for source, done in grower.grow_tree(grown, tokens, room).items():
-            work[source] = done.plus(work.get(source, Work(0.0)))
-        if len(grown) < room.nodes:
-            break
-        chances.append(room.expected - before)
-    whole = unlimited(budget)
-    whole.nodes = len(grown)
-    grown = Tree(tokens[-1])
-    grower.grow_tree(grown, tokens, whole)
-    return grown, chances, work
+    """A tree with the probability of the path to each of its rows, the root first."""
+    grown, room = Tree(tokens[-1]), unlimited(budget)
+    room.nodes = MOST
+    work = grower.grow_tree(grown, tokens, room)
+    return grown, grower.chances(), work
 
 
 def unlimited(budget: Budget) -> Budget:

@@ -192,6 +192,12 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
     beside: tuple[str, Session], streamed: bool
 ) -> None:
     address, session = beside
+
+    def said(name: str, count: int) -> bool:
+        """Whether the metrics say so of what has this name."""
+        lines = httpx.get(f"{address}/metrics").text.splitlines()
+        return any(name in line and line.endswith(f" {count}") for line in lines)
+
     url = httpx.URL(address)
     queue = session.engine.queue  # type: ignore[attr-defined]
     body = json.dumps(
@@ -207,10 +213,11 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
     with socket.create_connection((url.host, url.port)) as raw:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
         raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        until(lambda: queue.running is not None)
+        # One that leaves before its answer begins is not counted.
+        until(lambda: said("vllm:num_requests_running", 1))
     until(lambda: queue.running is None)
     # It is counted a moment after the model is free.
-    until(lambda: 'finished_reason="abort"} 1' in httpx.get(f"{address}/metrics").text)
+    until(lambda: said('finished_reason="abort"', 1))
 
 
 def until(wanted: Any) -> None:

@@ -125,6 +125,12 @@ def test_what_follows_an_event_is_never_left_out(session: Session) -> None:
     assert len(after) > 20 and {each["trigger_mode"] for each in after} == {"multiple"}
 
 
+def test_no_choice_is_left_out(session: Session) -> None:
+    events = made(lambda: layout.build(session)).get_config_file()["dependencies"]
+    choices = [each for each in events if any(kind == "input" for _, kind in each["targets"])]
+    assert len(choices) > 5 and "once" not in {each["trigger_mode"] for each in choices}
+
+
 @pytest.fixture
 def controls(session: Session) -> settings.Controls:
     def build() -> settings.Controls:

@@ -12,7 +12,7 @@ from html import escape
 import gradio as gr
 
 from app.service.session import Session
-from app.web.wiring import AT_ONCE, Deeds, Event, Updates, counted, told, unless_done
+from app.web.wiring import AT_ONCE, LATEST, Deeds, Event, Updates, counted, told, unless_done
 from storage.api_keys import ApiKey
 
 NO_KEY = "YOUR-KEY"
@@ -193,9 +193,7 @@ def wire(session: Session, parts: Parts) -> None:
     made = Event(counted(make), [deeds, parts.name], outputs)
     parts.tab.select(unless_done(refresh), deeds, outputs, **AT_ONCE)
     turned = [parts.switch, parts.state]
-    parts.switch.input(
-        counted(switch), [deeds, parts.switch], turned, trigger_mode="always_last", **AT_ONCE
-    )
+    parts.switch.input(counted(switch), [deeds, parts.switch], turned, **LATEST)
     parts.make.click(*made, **AT_ONCE)
     parts.name.submit(*made, **AT_ONCE)
     parts.revoke.click(counted(ask), [deeds, parts.which], row, **AT_ONCE)

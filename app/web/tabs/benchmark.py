@@ -29,6 +29,7 @@ from app.web.verdicts import title_of
 from app.web.wiring import (
     AFTER,
     AT_ONCE,
+    LATEST,
     Asked,
     Memory,
     Updates,
@@ -527,8 +528,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         on.choose,
         asked,
         [parts.files, parts.text, parts.asked],
-        trigger_mode="always_last",
-        **AT_ONCE,
+        **LATEST,
     )
     parts.upload.upload(on.upload, parts.upload, [parts.read, parts.path, parts.asked], **AT_ONCE)
     # A benchmark that goes on draws nothing over the one that is picked meanwhile.
@@ -551,8 +551,7 @@ def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserS
         newest(on.set_beside, screen),
         [last, memory, parts.shown, parts.beside],
         screen,
-        trigger_mode="always_last",
-        **AT_ONCE,
+        **LATEST,
     )
     for button, file in ((parts.csv, on.as_csv), (parts.json, on.as_json)):
         button.click(file, [memory, parts.shown], parts.outgoing, **AT_ONCE).then(

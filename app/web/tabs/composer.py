@@ -18,7 +18,7 @@ from app.service import attachments
 from app.service.attachments import Pending
 from app.service.session import Session
 from app.web.render import Data
-from app.web.wiring import AT_ONCE, Memory, owner_of, sent
+from app.web.wiring import AT_ONCE, LATEST, Memory, owner_of, sent
 from assets import ASSETS
 from engine.errors import PromptError, StrataError
 
@@ -253,6 +253,5 @@ def wire(
         on.place,
         [current, editing, memory],
         told["place"],
-        trigger_mode="always_last",
-        **AT_ONCE,
+        **LATEST,
     )

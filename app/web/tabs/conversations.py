@@ -25,6 +25,7 @@ from app.web.tabs.settings import Controls
 from app.web.wiring import (
     AFTER,
     AT_ONCE,
+    LATEST,
     Asked,
     Event,
     Listing,
@@ -345,7 +346,7 @@ def wire(
     parts.new.click(newest(on.new, showing), [asked, memory], showing, **AT_ONCE).then(
         *refresh, **AFTER
     )
-    parts.search.change(*refresh, trigger_mode="always_last", **AT_ONCE)
+    parts.search.change(*refresh, **LATEST)
     changes = (
         (parts.listed.pin, on.pin),
         (parts.listed.rename, on.rename),

@@ -16,7 +16,7 @@ from app.web.plots import grid
 from app.web.saving import SAVE_FILE, saved
 from app.web.stack_html import fine
 from app.web.tabs import general_text
-from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates, owner_of, told
+from app.web.wiring import AFTER, AT_ONCE, LATEST, Event, Memory, Updates, owner_of, told
 from engine.backends.base import BackendInfo, ServerInfo
 from engine.drafting.calibration import Calibration
 from engine.errors import StorageError
@@ -386,7 +386,7 @@ def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserSt
     preview = Event(on.preview, [memory, *learned.numbers], learned.told)
     learned.prune.click(show, None, learned.row, **AT_ONCE).then(*preview, **AFTER)
     for number in learned.numbers:
-        number.input(*preview, trigger_mode="always_last", **AT_ONCE)
+        number.input(*preview, **LATEST)
     learned.no.click(hide, None, learned.row, **AT_ONCE)
     learned.yes.click(on.prune, [memory, *learned.numbers], learned.row, **AT_ONCE).then(
         *refresh, **AFTER

@@ -27,6 +27,7 @@ from app.web.verdicts import title_of
 from app.web.wiring import (
     AFTER,
     AT_ONCE,
+    LATEST,
     Asked,
     Memory,
     Updates,
@@ -511,8 +512,7 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
             newest(on.filter, [each, *filtered]),
             [asked, memory, parts.shown, *chosen],
             filtered,
-            trigger_mode="always_last",
-            **AT_ONCE,
+            **LATEST,
         )
     for button, turn in ((parts.newer, on.newer), (parts.older, on.older)):
         button.click(newest(turn, list_), [asked, memory, parts.start, *chosen], list_, **AT_ONCE)
@@ -537,8 +537,7 @@ def wire(session: Session, parts: Parts, memory: gr.BrowserState) -> None:
         at_step(on.slide),
         [asked, parts.step, parts.shown, memory],
         step,
-        trigger_mode="always_last",
-        **AT_ONCE,
+        **LATEST,
     )
     parts.steps.select(
         at_step(on.choose_step),

@@ -22,7 +22,18 @@ from app.web.tabs import catalogue, gguf_support
 from app.web.tabs.catalogue import Card
 from app.web.tabs.loading import Place, build_adding, build_place, paced
 from app.web.tabs.settings import control, number
-from app.web.wiring import AFTER, AT_ONCE, Deeds, Event, Updates, counted, told, unless_done, warn
+from app.web.wiring import (
+    AFTER,
+    AT_ONCE,
+    LATEST,
+    Deeds,
+    Event,
+    Updates,
+    counted,
+    told,
+    unless_done,
+    warn,
+)
 from engine.errors import Cancelled, ModelError, StrataError
 from engine.models.formats import FORMATS, format_of
 from engine.models.loaders import DEFAULT_RUNTIME
@@ -462,10 +473,10 @@ def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
     there = [parts.loaded, parts.exact, parts.choice, *boxes]
     opened = parts.tab.select(on.overview, None, there, **AT_ONCE)
     opened.then(unless_done(on.refresh), [deeds, *inputs], [*shown, *own], **AFTER)
-    parts.choice.input(counted(on.choose), [deeds, parts.choice], shown, **AT_ONCE)
+    parts.choice.input(counted(on.choose), [deeds, parts.choice], shown, **LATEST)
     edits = [control.input for control in controls]  # type: ignore[attr-defined]
     weigh = counted(on.weigh)
-    gr.on(edits, weigh, [deeds, *inputs], needs, trigger_mode="always_last", **AT_ONCE)
+    gr.on(edits, weigh, [deeds, *inputs], needs, **LATEST)
     added = [parts.add.click, parts.box.submit]
     gr.on(added, counted(on.add), [deeds, parts.box], [parts.box, *shown], **AT_ONCE)
     parts.reset.click(counted(on.reset), [deeds, parts.choice], shown, **AT_ONCE)

@@ -16,7 +16,7 @@ import gradio as gr
 from app.service.session import Session
 from app.web.saving import SAVE_FILE, saved
 from app.web.tabs.settings import Controls
-from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates, owner_of, told, warn
+from app.web.wiring import AFTER, AT_ONCE, LATEST, Event, Memory, Updates, owner_of, told, warn
 from engine.errors import StorageError
 from storage.presets import MAX_NAME, StoredPreset
 
@@ -348,7 +348,7 @@ def wire(
     lists = [parts.choice, start_from, parts.first, parts.name]
     page: Sequence[gr.components.Component] = controls.inputs
     settings = [*page, parts.name]
-    start_from.input(on.pick, [start_from, current, memory], settings, **AT_ONCE)
+    start_from.input(on.pick, [start_from, current, memory], settings, **LATEST)
     new.click(on.use, [start_from, memory], settings, **AT_ONCE)
     parts.use.click(on.use, [parts.choice, memory], settings, **AT_ONCE).then(*keep, **AFTER)
     parts.makers.click(on.reset, None, settings, **AT_ONCE).then(*keep, **AFTER)

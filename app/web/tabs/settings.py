@@ -13,7 +13,7 @@ import gradio as gr
 from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
-from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates, owner_of, told
+from app.web.wiring import AFTER, AT_ONCE, LATEST, Event, Memory, Updates, owner_of, told
 from engine.errors import StrataError
 from engine.methods import USUAL, method_named, offered, served
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
@@ -285,7 +285,7 @@ def wire(session: Session, controls: Controls, current: gr.State, memory: gr.Bro
 
     inputs = [current, memory, *controls.inputs]
     edits = [part.input for part in controls.inputs]  # type: ignore[attr-defined]
-    gr.on(edits, keep, inputs, None, trigger_mode="always_last", **AT_ONCE)
+    gr.on(edits, keep, inputs, None, **LATEST)
     for name, button in controls.samplers.items():
         sampler = SAMPLERS[name]
         button.click(

@@ -18,7 +18,7 @@ from app.web.plots import grid
 from app.web.tabs.compare import choices
 from app.web.tabs.loading import build_adding
 from app.web.tabs.settings import Controls, methods
-from app.web.wiring import AFTER, AT_ONCE, Event, Updates, told, warn
+from app.web.wiring import AFTER, AT_ONCE, LATEST, Event, Updates, told, warn
 from engine.errors import Cancelled, SettingError, StrataError
 from engine.hsd.planner import Plan, Recursion
 from engine.hsd.trials import Entry, entries
@@ -347,8 +347,8 @@ def wire(
     shown += [parts.outcome, parts.charts, *parts.plots]
     others = [on.method, compared]
     parts.tab.select(on.refresh, inputs, shown, **AT_ONCE)
-    gr.on([parts.spec.submit, parts.spec.blur], on.refresh, inputs, shown, **AT_ONCE)
-    parts.ticked.input(on.tick, parts.ticked, parts.models, **AT_ONCE)
+    gr.on([parts.spec.submit, parts.spec.blur], on.refresh, inputs, shown, **LATEST)
+    parts.ticked.input(on.tick, parts.ticked, parts.models, **LATEST)
     added = [parts.box, parts.ticked, parts.models]
     gr.on([parts.add.click, parts.box.submit], on.add, [parts.box, parts.ticked], added, **AT_ONCE)
     come = parts.load.click(on.load, inputs, [*shown, *others], **AT_ONCE)
