@@ -81,6 +81,8 @@ def config_of(length: int, vocabulary: int, statistics: str) -> SimpleNamespace:
         additional_config={NAME: Attached(statistics=statistics, databases=TIERS).values()},
         speculative_config=SimpleNamespace(num_speculative_tokens=length),
         model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary, max_model_len=1 << 20),
+        # No device: no vLLM runs here whose sampler might have to be mended.
+        device_config=SimpleNamespace(device_type=""),
         parallel_config=SimpleNamespace(rank=0, data_parallel_rank=0),
     )
 
