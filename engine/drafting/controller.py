@@ -3,11 +3,12 @@
 - **Balance.** Each of them has a balance, in plain steps: what its latest steps saved, by the
   cost curve. Look-ups, forwards of draft models, calls of the head and learning are charged to it.
   What databases and head draft together is shared by whose tokens were kept, and the rows of the
-  forward by whose nodes they were. It starts at three and is six at most. A balance is bounded
-  where an average is not: a small gain that comes in bursts is left alone, and what a try can lose
-  is limited.
+  forward by whose nodes they were. It starts at three and is six at most, twelve for a head. A
+  balance is bounded where an average is not: a small gain that comes in bursts is left alone, and
+  what a try can lose is limited.
 - **Back-off.** Once the balance is negative, drafting pauses for 16 steps, then for 32, up to 512.
-  After each pause it may lose one plain step. Once the balance is full, pauses are short again.
+  After each pause it may lose one plain step, a head two. Once the balance is full, pauses are
+  short again.
 - **Probe.** During a pause drafting is tried now and then, so seldom that it costs two per cent of
   the time. Databases are probed without the slowest one. A probe that saves something ends the
   pause. Where drafting goes on and on, a plain step is taken now and then: so the time of plain
@@ -28,6 +29,10 @@ LEAST = -1.0
 """What a step saves at least, beside undoing: one hiccup of the machine must not decide."""
 FULL, TRIAL = 6.0, 1.0
 """The balance at most, and after a back-off."""
+PATIENCE = {HEAD: 2.0}
+"""How many times as large both are for a way to draft. What a head saves differs much from step to
+step, as several guesses are right or wrong together: with less, a head that pays would often rest
+(docs/log.md)."""
 SHORTEST, LONGEST = 16, 512
 """Steps of a back-off: the first, and the last after doubling again and again."""
 PROBE = 32
@@ -247,11 +252,11 @@ class DraftController:
             gain.unused = 0 if used else gain.unused + 1
             if gain.backoff:
                 probe = shares.get(name, 0.0) - (later if name == DATABASES else 0.0)
-                back_off(gain, probe if used else None, probe_share(name))
+                back_off(name, gain, probe if used else None)
             elif name in shares:
-                settle(gain, shares[name], self.least)
+                settle(name, gain, shares[name], self.least)
                 if name == HEAD == self.forced:
-                    gain.wait = rest_of(shares[name], probe_share(name))
+                    gain.wait = rest_of(name, shares[name])
 
 
 def way(drafter: Drafter) -> str:
@@ -264,38 +269,43 @@ def updated(known: float, seconds: float, tokens: int) -> float:
     return known + tokens / (tokens + PRIOR_TOKENS) * (seconds / tokens - known)
 
 
-def settle(gain: Gain, saved: float, least: float) -> None:
+def settle(name: str, gain: Gain, saved: float, least: float) -> None:
     """Add what a step saved to the balance; once that is negative, a back-off begins. Not even a
     hiccup of the machine makes it save less than `least`."""
+    full, trial = limits(name)
     paid = min(gain.debt, max(saved, 0.0))
     gain.debt, saved = gain.debt - paid, saved - paid
-    gain.balance = min(gain.balance + max(saved, least), FULL)
-    if gain.balance >= FULL:
+    gain.balance = min(gain.balance + max(saved, least), full)
+    if gain.balance >= full:
         gain.length = 0
     elif gain.balance < 0:
         gain.length = min(max(SHORTEST, 2 * gain.length), LONGEST)
-        gain.backoff, gain.balance, gain.debt, gain.wait = gain.length, TRIAL, 0.0, PROBE
+        gain.backoff, gain.balance, gain.debt, gain.wait = gain.length, trial, 0.0, PROBE
 
 
-def back_off(gain: Gain, probe: float | None, share: float) -> None:
+def back_off(name: str, gain: Gain, probe: float | None) -> None:
     """A step of a back-off is over; a probe in it saved so much. Saving anything ends the back-off,
     and pays for the try that follows."""
     gain.backoff -= 1
     if probe is None:
         return
     if probe > 0:
+        full, trial = limits(name)
         gain.backoff = gain.length = 0
-        gain.balance = min(TRIAL + probe, FULL)
-    gain.wait = rest_of(probe, share)
+        gain.balance = min(trial + probe, full)
+    gain.wait = rest_of(name, probe)
 
 
-def probe_share(name: str) -> float:
-    """The share of the time that probes of a way to draft may lose."""
-    return HEAD_PROBE_SHARE if name == HEAD else PROBE_SHARE
+def limits(name: str) -> tuple[float, float]:
+    """The balance of a way to draft at most, and after a back-off."""
+    patience = PATIENCE.get(name, 1.0)
+    return FULL * patience, TRIAL * patience
 
 
-def rest_of(saved: float, share: float) -> int:
-    """Steps until the next probe, so that what this one lost stays within its share of the time."""
+def rest_of(name: str, saved: float) -> int:
+    """Steps until the next probe of a way to draft, so that what this one lost stays within its
+    share of the time."""
+    share = HEAD_PROBE_SHARE if name == HEAD else PROBE_SHARE
     return max(PROBE, round(-saved / share))
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from engine.backends.base import Backend
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import HEAD, WAYS
+from engine.types import WAYS
 
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Nodes per measured forward. The steps are small where kernels change their way of working."""
@@ -158,10 +158,6 @@ class HeadPace:
             self.missing[at] /= 2
 
 
-HEAD_BALANCE = 2.0
-"""The first balance of a head: a call of it takes much longer than a look-up."""
-
-
 @dataclass(slots=True)
 class Gate:
     """Whether drafting pays, as far as known: plain data for engine/drafting/controller.py.
@@ -171,9 +167,7 @@ class Gate:
     drafted before: then they also learn what their evidence is worth.
     """
 
-    gains: dict[str, Gain] = field(
-        default_factory=lambda: {w: Gain(HEAD_BALANCE) if w == HEAD else Gain() for w in WAYS}
-    )
+    gains: dict[str, Gain] = field(default_factory=lambda: {name: Gain() for name in WAYS})
     plain: int = 0
     drafted: int = 0
     learn_seconds: float = LEARN_SECONDS

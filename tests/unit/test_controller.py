@@ -6,6 +6,7 @@ made-up clock are in tests/unit/test_never_slower.py.
 
 import pickle
 from collections.abc import Mapping, Sequence
+from random import Random
 from dataclasses import asdict
 
 import pytest
@@ -26,7 +27,7 @@ from engine.drafting.controller import (
 from engine.drafting.costs import CostCurve, Gain, Gate
 from engine.settings import Drafting
 from engine.tree import Tree
-from engine.types import DATABASES, STACK, Step, Token, Work
+from engine.types import DATABASES, HEAD, STACK, Step, Token, Work
 
 START = Gain().balance
 WAYS = [DATABASES, STACK]
@@ -201,6 +202,26 @@ def test_after_a_good_time_the_first_back_off_is_short_again(name: str) -> None:
     while not gain(costs, name).backoff:
         tried(name, costs, 1, 0.5, 1)
     assert gain(costs, name).backoff == SHORTEST
+
+
+def guessed(right: float, seconds: float) -> float:
+    """The share of 20,000 steps in which a head drafts three guesses, each right so often, for so
+    many plain steps."""
+    costs, chances, used = flat(), Random(7), 0
+    at_work = controller(costs, HEAD)
+    for _ in range(20_000):
+        asks = bool(asked(at_work.plan(20)))
+        emitted = 1
+        while asks and emitted < 4 and chances.random() < right:
+            emitted += 1
+        took = seconds - 1.0
+        at_work.observe(step(3, emitted, took, head=took) if asks else step(0))
+        used += asks
+    return used / 20_000
+
+
+def test_a_head_whose_gains_come_in_bursts_goes_on_and_one_that_is_wrong_does_not() -> None:
+    assert guessed(0.53, 1.74) > 0.9 and guessed(0.02, 1.74) < 0.03
 
 
 def test_draft_models_that_lose_leave_the_databases_at_work_and_the_other_way_round() -> None:
