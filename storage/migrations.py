@@ -394,6 +394,14 @@ ALTER TABLE conversations ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT '';
 """,
     ),
+    (
+        # Plain forwards were taken for slower than they are: all that followed drafts counted. They
+        # are measured again with the next load.
+        "0017-costs-measured-again",
+        """
+DELETE FROM costs;
+""",
+    ),
 )
 
 

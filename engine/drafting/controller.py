@@ -1,7 +1,8 @@
 """Does drafting pay? The databases, the draft models and a head are judged in the same way.
 
 - **Balance.** Each of them has a balance, in plain steps: what its latest steps saved, by the
-  cost curve. Look-ups, forwards of draft models, calls of the head and learning are charged to it.
+  cost curve. Look-ups, forwards of draft models, calls of the head, learning, and what sampling and
+  bookkeeping take beyond those of plain steps are charged to it.
   What databases and head draft together is shared by whose tokens were kept, and the rows of the
   forward by whose nodes they were. It starts at three and is six at most, twelve for a head. A
   balance is bounded where an average is not: a small gain that comes in bursts is left alone, and
@@ -11,8 +12,11 @@
   short again.
 - **Probe.** During a pause drafting is tried now and then, so seldom that it costs two per cent of
   the time. Databases are probed without the slowest one. A probe that saves something ends the
-  pause. Where drafting goes on and on, a plain step is taken now and then: so the time of plain
-  decoding stays known.
+  pause.
+- **Plain time.** A forward of another size than the last one finds less prepared: behind a draft
+  tree, a plain one takes up to a half longer. So only a plain step behind a plain one tells what
+  plain decoding takes, and what the others take longer is charged to who drafted. Where drafting
+  goes on and on, two plain steps are taken now and then, and the second one counts.
 
 Invariant: this decides what is drafted and when it is learned, never what the answer says.
 """
@@ -21,7 +25,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.costs import CostCurve, Gain
+from engine.drafting.costs import HICCUP, CostCurve, Gain
 from engine.settings import Drafting
 from engine.types import DATABASES, DRAFT, HEAD, STACK, WAYS, Step
 
@@ -39,8 +43,9 @@ PROBE = 32
 """Steps at least between two probes of a way to draft."""
 FIRST = 2
 """The step of an answer that probes near databases anyway: there are some words to go by."""
-PLAIN, DRAFTED = 96, 128
-"""Steps with drafts after which one without is due, and the other way round."""
+PLAIN, DRAFTED = 192, 128
+"""Steps without a plain one behind a plain one, after which such two are due; and steps without
+drafts after which one with some is."""
 LEARNING_SHARE, PROBE_SHARE, HEAD_PROBE_SHARE = 0.01, 0.02, 0.01
 """The shares of a back-off's time that learning may take, probes, and those of a head: these come
 on top of the probes of databases."""
@@ -72,6 +77,8 @@ class DraftController:
         self.gains = self.costs.gate.gains if self.costs is not None else {}
         self.plain_time = PlainTime(self.costs)
         self.steps = self.unread = 0
+        self.before: int | None = None
+        """The nodes of the step before; None where there is none."""
         self.least = LEAST
         self.asked: set[str] = set()
         self.forced = ""
@@ -174,7 +181,7 @@ class DraftController:
         """What plain decoding would have taken for a step of those times (see Step); it fills a
         cache again as well."""
         parts = (times[f"{part}_seconds"] for part in ("verify", "sample", "other"))
-        plain = self.plain_time.seconds(nodes + self.unread, emitted, *parts)
+        plain = self.plain_time.seconds(nodes + self.unread, self.before, emitted, *parts)
         return None if plain is None else refilled + plain
 
     def observe(
@@ -183,18 +190,23 @@ class DraftController:
         """A step is over; `learning` is the part of its drafting that was no look-up, and
         `accepting` the part of the rest in which the cache was settled. It leaves so many tokens
         unread."""
+        nodes = sum(step.proposed.values())
+        before, self.before = self.before, nodes
         if self.costs is None:
             return
-        nodes = sum(step.proposed.values())
         models = [s for source, s in step.look_ups.items() if source.startswith(DRAFT)]
         head = step.look_ups.get(HEAD, 0.0)
         # A model's time is its own, it says nothing of what a node costs the databases.
         looking = step.draft_seconds - learning - sum(models) - head
         settling = accepting if nodes else 0.0
-        other = learning + step.sample_seconds + step.other_seconds - settling
-        self.costs.observe(nodes, step.verify_seconds, looking, other)
+        rest = step.sample_seconds + step.other_seconds - settling
         gate = self.costs.gate
-        gate.plain = gate.plain + 1 if nodes else 0
+        settled = nodes == before == 0
+        if nodes or settled:
+            self.costs.observe(nodes, step.verify_seconds, looking, learning + rest)
+        if before:
+            self.costs.returned(None if nodes else step.verify_seconds)
+        gate.plain = 0 if settled else gate.plain + 1
         gate.drafted = 0 if nodes else gate.drafted + 1
         plain = self.costs.seconds(0)
         databases = (looking + learning) / plain
@@ -202,9 +214,10 @@ class DraftController:
         read = self.costs.seconds(nodes + self.unread) - self.costs.rereading(self.unread)
         rows = (self.costs.seconds(nodes) - plain) / plain
         undoing = self.undoing(nodes, accepting, unread)
-        took = (read + undoing + sum(models) + head) / plain + databases
-        self.least = LEAST - undoing / plain
         emitted = len(step.tokens)
+        beside = self.plain_time.beside(nodes, emitted, rest)
+        took = (read + undoing + sum(models) + head + beside) / plain + databases
+        self.least = LEAST - undoing / plain
         later = emitted * gate.learn_and_calibrate_seconds / plain
         guessed = float(step.accepted.get(HEAD, 0))
         if nodes:
@@ -214,12 +227,13 @@ class DraftController:
         self.weigh(winner, emitted - took, databases, head_share, later)
 
     def undoing(self, nodes: int, accepting: float, unread: int) -> float:
-        """The seconds that a step is charged for accepting what it drafted, and for what it left
-        unread: their mean, as one step drafts in vain and the next one does not."""
+        """The seconds that a step is charged for accepting what it drafted, for what it left
+        unread, and for what the next one takes longer: their mean, as one step drafts in vain and
+        the next one does not."""
         if self.costs is None or not nodes:
             return 0.0
         self.costs.undone(accepting + self.costs.rereading(unread))
-        return self.costs.undoing
+        return self.costs.undoing + self.costs.returning
 
     def weigh(
         self,
@@ -314,23 +328,38 @@ class PlainTime:
 
     The cost curve says how a plain forward compares with the one that was made: load slows both
     alike. A plain one takes at most as long, whatever a curve says that was measured on a busy
-    machine: nothing is shown as gained that was not. Without a curve, the plain steps of the run
-    are used. Tokens are sampled one by one in either case.
+    machine: nothing is shown as gained that was not. Without a curve, plain steps of the run behind
+    plain ones are used, and until there is one the shortest of the others. Tokens are sampled one
+    by one in either case.
     """
 
     def __init__(self, costs: CostCurve | None) -> None:
         self.costs = costs
-        self.forward: float | None = None
+        self.settled: float | None = None
+        self.shortest: float | None = None
         self.other: float | None = None
+        self.rest: float | None = None
 
     def seconds(
-        self, nodes: int, emitted: int, verify: float, sample: float, other: float
+        self,
+        nodes: int,
+        before: int | None,
+        emitted: int,
+        verify: float,
+        sample: float,
+        other: float,
     ) -> float | None:
-        """Plain decoding's seconds for the tokens of a step whose parts took so long."""
+        """Plain decoding's seconds for the tokens of a step whose parts took so long. It follows
+        one of `before` nodes, or none."""
         if not nodes:
-            self.forward = moving_mean(self.forward, verify)
             self.other = moving_mean(self.other, other)
-            return verify + sample + other
+            self.rest = moving_mean(self.rest, sample + other)
+            if before == 0:
+                self.settled = moving_mean(self.settled, verify)
+            self.shortest = min(verify, self.shortest or verify)
+            forward = self.forward if before else None
+            # Behind a plain step, plain decoding would have found everything prepared.
+            return min(verify, forward or verify) + sample + other
         forward = self.forward
         if self.costs is not None:
             forward = verify * min(1.0, self.costs.seconds(0) / self.costs.seconds(nodes))
@@ -339,7 +368,19 @@ class PlainTime:
         # What follows a plain forward moves no rows of the cache.
         return emitted * forward + sample + (other if self.other is None else emitted * self.other)
 
+    @property
+    def forward(self) -> float | None:
+        """The seconds of a plain forward, as far as known without the step that is looked at."""
+        if self.costs is not None:
+            return self.costs.seconds(0)
+        return self.shortest if self.settled is None else self.settled
+
+    def beside(self, nodes: int, emitted: int, rest: float) -> float:
+        """The seconds by which sampling and the rest of a step that drafted took longer than those
+        of plain steps for its tokens."""
+        return rest - emitted * self.rest if nodes and self.rest is not None else 0.0
+
 
 def moving_mean(known: float | None, seen: float) -> float:
-    """A moving mean after one more value."""
-    return seen if known is None else known + PLAIN_GAIN * (seen - known)
+    """A moving mean after one more value, hiccups cut."""
+    return seen if known is None else known + PLAIN_GAIN * (min(seen, HICCUP * known) - known)

@@ -60,13 +60,15 @@ FAR, WIDE = 8192, 8
 LENGTHENED = 0.05
 """The share by which a text grows until its steps are tabulated again."""
 UNDOING_GAIN = 0.1
-"""How far a step that drafted moves what undoing takes."""
+"""How far a step that drafted moves what undoing takes, and returning to plain steps."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)
 """Where a forward takes longer than SLOW seconds, so few sizes are timed, once."""
 SURPRISE = 1.5
 """Observations count as at most so many times what was expected: a machine hiccups."""
+HICCUP = 10.0
+"""The same for the rest of a step, which is so short that it differs more."""
 REFRESH = 32
 LARGEST = 128
 """No tree is larger: costs are tabulated up to here."""
@@ -260,7 +262,9 @@ class CostCurve(StepTimes):
 
     Some caches cannot be taken back to just behind what was accepted: `unread` tokens are then read
     again by the next forward (Backend.unread). `undoing` is what that, and accepting itself, takes
-    for a step that drafts, on average. So the table tells what drafting costs in the end.
+    for a step that drafts, on average. `returning` is what the plain step behind it takes longer
+    than one behind a plain step, on average again: a forward of another size than the last one
+    finds less prepared. So the table tells what drafting costs in the end.
     """
 
     def __init__(
@@ -280,7 +284,7 @@ class CostCurve(StepTimes):
         self.growth = Growth(token, row)
         self.beyond = self.tabulated = 0
         """Cached tokens beyond CACHED: now, and those of the table."""
-        self.unread, self.undoing = 0, 0.0
+        self.unread, self.undoing, self.returning = 0, 0.0, 0.0
         self.variances = [INITIAL_VARIANCE] * len(self.sizes)
         self.since_refresh = 0
         self.gate = Gate()
@@ -315,6 +319,14 @@ class CostCurve(StepTimes):
         """A step that drafted took so long to accept, and to read again what it left unread."""
         self.undoing += UNDOING_GAIN * (seconds - self.undoing)
 
+    def returned(self, verify: float | None) -> None:
+        """The step behind one that drafted was plain, and its forward took so long; None where it
+        drafted as well."""
+        longer = 0.0
+        if verify is not None:
+            longer = (self.surprise(self.unread, verify) - 1) * self.seconds(self.unread)
+        self.returning += UNDOING_GAIN * (max(longer, 0.0) - self.returning)
+
     def short(self, nodes: int) -> float:
         """The same behind CACHED tokens."""
         at = bisect_left(self.sizes, nodes)
@@ -335,7 +347,7 @@ class CostCurve(StepTimes):
             for nodes in range(LARGEST + 1)
         ]
         # What is unread now is read once more behind a draft that is rejected.
-        later = self.undoing + self.rereading(self.unread)
+        later = self.undoing + self.returning + self.rereading(self.unread)
         steps[1:] = [seconds + later for seconds in steps[1:]]
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
         table, nodes, ends = np.array(steps), np.arange(LARGEST), np.array([*marks, LARGEST])
@@ -363,7 +375,9 @@ class CostCurve(StepTimes):
         self.growth.scale(common)
         # The first look-up is paid whether or not anything is drafted.
         self.node += GAIN * (draft / (nodes + 1) - self.node)
-        self.other += GAIN * (draft / (nodes + 1) + other - self.other)
+        beside = draft / (nodes + 1) + other
+        cut = min(beside, HICCUP * self.other) if self.other > 0 else beside
+        self.other += GAIN * (cut - self.other)
         self.since_refresh += 1
         if self.since_refresh >= REFRESH:
             self.since_refresh = 0
@@ -398,10 +412,11 @@ def measure_costs(
 ) -> CostCurve:
     """Time forwards over trees of the given sizes, in rounds, for about `seconds` seconds.
 
-    Every round times every size, once it has run it untimed: what a size needs in the processor's
-    caches is there when it is used again and again. The fastest of the rounds counts: what else the
-    machine does can only add to a forward, and to a short one many times what it takes. A slow
-    model is timed once, at fewer sizes: what it does is corrected by its first answers anyway.
+    Every round times every size. A plain forward follows a plain one, as in plain decoding. A tree
+    follows one of another size, as its budget changes from step to step: a forward of the same size
+    would find prepared what it needs. The fastest of the rounds counts: what else the machine does
+    can only add to a forward, and to a short one many times what it takes. A slow model is timed
+    once, at fewer sizes: what it does is corrected by its first answers anyway.
     """
     length = min(CACHED, backend.info.context_length // 2)
     vocabulary = backend.info.vocabulary_size
@@ -419,7 +434,7 @@ def measure_costs(
     }
     for round_ in count():
         for number, (size, found) in enumerate(times.items(), start=1):
-            if not slow:
+            if not slow and not size:
                 forward_seconds(backend, prompt, size)
             found.append(forward_seconds(backend, prompt, size))
             rounds, spent = (1, 0.0) if slow else (FEWEST, perf_counter() - start)

@@ -47,6 +47,12 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 1.0)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes seconds to fill so much memory."""
+    monkeypatch.setattr(chat_template, "SECONDS", 120.0)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
 def test_a_template_that_never_ends_is_stopped(
@@ -82,7 +88,7 @@ def test_a_template_that_never_ends_is_stopped(
     ],
 )
 def test_what_a_template_raises_is_told_and_the_process_goes_on(
-    filler: Filler, library: Library, template: str, problem: str
+    filler: Filler, patient: None, library: Library, template: str, problem: str
 ) -> None:
     filler.prepare(library)
     first = filler.process

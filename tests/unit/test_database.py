@@ -35,6 +35,7 @@ PINNED = {
     "0014-presets-and-speeds": "d6c9edb50ad5a741",
     "0015-why": "bd50cc425da851e4",
     "0016-folders": "e4d4d533339029a3",
+    "0017-costs-measured-again": "114c0795b2b40d32",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

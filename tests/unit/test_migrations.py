@@ -13,6 +13,7 @@ from engine.metrics import summarise
 from engine.types import Prefill, Run, Step, Token
 from storage import migrations
 from storage.conversations import Conversations, Piece
+from storage.costs import CostStore
 from storage.database import Database
 from storage.traces import Traces
 from tests.unit.test_conversations import HOSTILE
@@ -247,3 +248,15 @@ def timed(*plain: float | None) -> tuple[Step, ...]:
         Step(at, (Token(1, at, "target"),), plain_seconds=seconds)
         for at, seconds in enumerate(plain)
     )
+
+
+def test_costs_of_the_version_before_are_measured_again(tmp_path: Path) -> None:
+    """Their plain forwards were taken for slower than they are; nothing else is lost."""
+    with Database(tmp_path / "strata.db") as db:
+        conversation = Conversations(db, "ada").create()
+        store = CostStore(db, "model", "llama.cpp", "cpu", "F16", 2)
+        store.save({0: 0.5, 1: 0.4}, 0.0, 0.0, 1.0)
+        assert store.load() is not None
+        with db.write() as handle:
+            handle.execute(dict(migrations.MIGRATIONS)["0017-costs-measured-again"])
+        assert store.load() is None and Conversations(db, "ada").get(conversation.id)

@@ -372,5 +372,47 @@ def test_what_is_read_again_is_charged_to_who_drafted(
         assert spent[-1] < 0.5 and costs.undoing == 0
 
 
+class Unprepared(Timed):
+    """A forward of another size than the last one takes longer, and each row a little."""
+
+    LONGER = 0.3
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.size = 0
+
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+        size = len(tree)
+        self.clock.now += FORWARD * (0.05 * size + self.LONGER * (size != self.size))
+        self.size = size
+        return super().score(tree, sampling)
+
+
+@pytest.mark.parametrize("every", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_plain_step_behind_drafts_does_not_pass_for_plain_decoding(
+    clock: Clock, every: int, known: bool
+) -> None:
+    """Drafting is neither slower for that, nor said to gain more than it does: whether the curve
+    was measured as drafting goes, or every size again and again."""
+    start = clock.now
+    said = [
+        t.id for e in decode(Unprepared(clock), PROMPT, [], GENERATION, Drafting()) for t in of(e)
+    ]
+    plain = clock.now - start
+    assert plain == pytest.approx(TOKENS * FORWARD)
+    longer = Unprepared.LONGER if known else 0.0
+    costs = CostCurve({n: FORWARD * (1 + 0.05 * n + longer * (n > 0)) for n in (0, 1, 2, 3, 4)})
+    for _ in range(3):
+        start, model = clock.now, Unprepared(clock)
+        drafter = Sure(clock, [*PROMPT, *said], every, 1.0)
+        events = decode(model, PROMPT, [drafter], GENERATION, Drafting(), costs=costs)
+        steps = [event for event in events if isinstance(event, Step)]
+        spent, told = clock.now - start, sum(step.plain_seconds or 0.0 for step in steps)
+        assert spent < 1.02 * plain and told < 1.01 * plain
+    assert told > 0.97 * plain, "nor to gain less, once some answers have corrected the curve"
+    assert every > 3 or spent < 0.6 * plain
+
+
 def of(event: object) -> Sequence[Any]:
     return event.tokens if isinstance(event, Step) else ()
