@@ -5,6 +5,7 @@ A report says under which conditions it was measured, and ends in one JSON line,
 """
 
 import argparse
+import gc
 import json
 import platform
 from collections.abc import Mapping
@@ -143,7 +144,11 @@ def runtime_of(options: argparse.Namespace) -> Runtime:
 
 def load_model(name: str, options: argparse.Namespace) -> Backend:
     """The model called `name` (a short name or a source), as the options say it runs."""
-    return load(source_of(name), runtime_of(options))
+    backend = load(source_of(name), runtime_of(options))
+    # Looking for garbage in all that was imported takes longer than many an answer's step.
+    gc.collect()
+    gc.freeze()
+    return backend
 
 
 def open_databases(
