@@ -463,6 +463,8 @@ class Local:
                     self.time_forwards(loaded, stream)
                 except ModelError as error:
                     report(str(error))
+            if backend.head is not None:
+                stream.put(Share(None, f"Timing the head of {backend.info.name} …"))
             loaded.weigh_head()
             if loaded.curve is not None:
                 stream.put(CostsMeasured(backend.info, loaded.costs))
