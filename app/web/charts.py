@@ -219,6 +219,8 @@ def speed_of_runs(marks: Sequence[Mark]) -> go.Figure:
     fast = [mark.speed for mark in marks if not mark.plain]
     title = f"With drafts: {median(fast):,.0f} tokens/s (median)" if fast else "Speed of past runs"
     figure = framed(title, "run", "tokens per second", True)
+    if not marks:
+        return without_axes(figure, "No run yet. Ask something in the Chat tab.")
     for kind, plain in (("with drafts", False), ("plain", True)):
         points = [mark for mark in marks if mark.plain == plain]
         figure.add_scatter(
@@ -234,7 +236,7 @@ def speed_of_runs(marks: Sequence[Mark]) -> go.Figure:
             customdata=[["run", mark.id, among(mark)] for mark in points],
             hovertemplate="%{y:.0f} tokens/s%{customdata[2]}<extra></extra>",
         )
-    figure.update_xaxes(dtick=1 if marks and marks[-1].number < 16 else None)
+    figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
     return figure
 
 
@@ -244,21 +246,25 @@ def speedup_of_runs(marks: Sequence[Mark]) -> go.Figure:
     middle = median([mark.speedup or 0.0 for mark in known]) if known else 0.0
     title = f"Measured speedup: {middle:.2f}× (median)" if known else "No speedup is known yet"
     figure = framed(title, "run", "times as fast as plain")
-    if known:
-        figure.add_scatter(
-            x=[mark.number + 1 for mark in known],
-            y=[round(mark.speedup or 0.0, 3) for mark in known],
-            mode="markers",
-            marker={"color": INK, "size": 7},
-            customdata=[["run", mark.id, among(mark)] for mark in known],
-            hovertemplate="%{y:.2f}×%{customdata[2]}<extra></extra>",
-        )
-        figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
-        figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
-    else:
-        figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
-        words = "Press Prove it below an answer, or Compare."
-        figure.add_annotation(text=words, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    if not known:
+        return without_axes(figure, "Press Prove it below an answer, or Compare.")
+    figure.add_scatter(
+        x=[mark.number + 1 for mark in known],
+        y=[round(mark.speedup or 0.0, 3) for mark in known],
+        mode="markers",
+        marker={"color": INK, "size": 7},
+        customdata=[["run", mark.id, among(mark)] for mark in known],
+        hovertemplate="%{y:.2f}×%{customdata[2]}<extra></extra>",
+    )
+    figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
+    figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
+    return figure
+
+
+def without_axes(figure: go.Figure, words: str) -> go.Figure:
+    """A chart that has nothing to show yet says what to do."""
+    figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
+    figure.add_annotation(text=words, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     return figure
 
 

@@ -55,6 +55,8 @@ def test_all_of_an_earlier_version_is_there_and_shown_as_it_was(
 ) -> None:
     copy = shutil.copy(fixture, tmp_path / "strata.db")
     wanted: dict[str, Any] = json.loads(fixture.with_suffix(".json").read_text())
+    if fixture.stem < "0017":
+        wanted["costs"] = None  # They are measured again: see the migration 0017.
     for _ in range(2):
         with Database(copy) as db:
             assert db.notices == []
