@@ -602,7 +602,8 @@ def test_after_random_trees_two_sequences_still_hold_their_own(
     """Each against a model that has one sequence: cells that lay apart lie together afterwards."""
     path = gguf_files["small-F32"]
     shared = opened_gguf(path, **settings)
-    near = CLOSE if not settings or settings == {"cache_type": "f16"} else 0.1
+    # In sixteen bits a last digit turns over now and then, on some processors.
+    near = 0.01 if settings == {"cache_type": "f16"} else 0.1 if settings else CLOSE
     pairs = [(shared.open(), opened_gguf(path, **settings)) for _ in range(2)]
     made, texts, worst = Trees(11), [[1], [2]], 0.0
     for turn in range(300):
