@@ -419,9 +419,9 @@ class Server:
                 self._streams[number] = Future()
                 self._pool.submit(self._open, number, body)
             case "stop":
-                self._tell(number, Stream.stop)
+                self._tell(number, lambda stream: stream.stop())
             case "close":
-                self._tell(number, Stream.close)
+                self._tell(number, lambda stream: stream.close())
             case "reply":
                 self._reply(number, body)
             case "quit":
@@ -437,7 +437,7 @@ class Server:
             value = pickle.loads(body)
         except Exception as error:
             self._send(pack("error", number, pack_error(error)))
-            self._tell(number, Stream.close)
+            self._tell(number, lambda stream: stream.close())
         else:
             self._tell(number, lambda stream: stream.reply(value))
 
