@@ -248,7 +248,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         boxes = [card.box for card in starters if card.box is not None]
         shown = talk, pair, runs, controls, drafts
         follow = following(session, head, notices, *shown, current, boxes)
-        waited = gr.State(0)
+        waited, coming = gr.State(0), gr.State(False)
         shelved = shelf.new, shelf.start_from
         begin = presets.wire(session, saved, shelved, controls, current, memory, keep)
         loaded = waited.change(*follow, **AT_ONCE).then(*begin, **AFTER)
@@ -259,8 +259,9 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             databases.wire(session, tiers, current, memory)
             api.wire(session, access)
             benchmark.wire(session, measured, controls, memory)
-        wait = waiting(session, head, notices, talk.box, waited)
-        wire_page(session, blocks, memory, current, (follow, begin, listing.refresh, opening, wait))
+        wait = waiting(session, head, notices, talk.box, waited, coming)
+        steps = follow, begin, listing.refresh, opening, wait
+        wire_page(session, blocks, memory, current, coming, steps)
         for once in (RESTORE_THEME, KEEP_NO_STATUS, STOP_CLOCKS):
             blocks.load(None, js=once, **AT_ONCE)
         theme_switch.click(None, js=SWITCH_THEME, **AT_ONCE)
@@ -329,15 +330,17 @@ def waiting(
     notices: Sequence[str],
     box: gr.Textbox,
     waited: gr.State,
+    coming: gr.State,
 ) -> Event:
     """The event by which a page that opens while a model is being loaded says how far that is. It
-    ends with the load, and changes `waited` if there was one."""
+    ends with the load, and changes `waited` if there was one: now, or when the page began to open,
+    which `coming` knows."""
 
     def said() -> Updates:
         placeholder = gr.update(placeholder=invitation(session))
         return {head: header(session, notices), box: placeholder}
 
-    async def wait() -> AsyncIterator[Updates]:
+    async def wait(coming: bool) -> AsyncIterator[Updates]:
         before = None
         while (now := session.models.loading) is not None:
             if now != before:
@@ -345,9 +348,9 @@ def waiting(
             before = now
             await asyncio.sleep(UPDATE_SECONDS)
         # Of an event that changes nothing Gradio empties what it could have changed.
-        yield {waited: gr.skip()} if before is None else {**said(), waited: 1}
+        yield {**said(), waited: 1} if coming or before is not None else {waited: gr.skip()}
 
-    return Event(wait, None, [head, box, waited])
+    return Event(wait, coming, [head, box, waited])
 
 
 def wire_page(
@@ -355,21 +358,24 @@ def wire_page(
     blocks: gr.Blocks,
     memory: gr.BrowserState,
     current: gr.State,
+    coming: gr.State,
     steps: Sequence[Event],
 ) -> None:
     """A page that opens takes these steps, one after the other, to show the loaded model and what
-    its browser had open; one that closes is forgotten."""
+    its browser had open; `coming` is whether a model was being loaded then. One that closes is
+    forgotten."""
 
-    def arrive(memory: Memory) -> tuple[Memory, str | None]:
+    def arrive(memory: Memory) -> tuple[Memory, str | None, bool]:
         remembered = dict(memory or {})
         remembered.setdefault("browser", secrets.token_urlsafe(18))
-        return remembered, remembered.get("conversation")
+        loading = session.models.loading is not None
+        return remembered, remembered.get("conversation"), loading
 
     def leave(request: gr.Request) -> None:
         for known in (session.viewing, session.drawn, session.listed):
             known.pop(request.session_hash or "", None)
 
-    event = blocks.load(arrive, memory, [memory, current], **AT_ONCE)
+    event = blocks.load(arrive, memory, [memory, current, coming], **AT_ONCE)
     for step in steps:
         event = event.then(*step, **AFTER)
     event.then(None, js=OPENED, **AFTER)

@@ -142,7 +142,9 @@ def event(start: Start) -> tuple[Any, ...]:
         with gr.Blocks():
             head, waited = gr.HTML(), gr.State(0)
             talk = chat.build(start.session)
-            found = layout.waiting(start.session, head, ["a notice"], talk.box, waited)
+            found = layout.waiting(
+                start.session, head, ["a notice"], talk.box, waited, gr.State(False)
+            )
         return found[0], head, talk.box, waited
 
     return made(build)
@@ -156,7 +158,7 @@ def test_a_page_says_what_is_loaded_and_how_far_that_is_until_it_is(
 
     async def watched() -> list[dict[Any, Any]]:
         seen = []
-        async for changes in wait():
+        async for changes in wait(False):
             seen.append(changes)
             if len(seen) == 1:
                 start.session.models.progress = Progress(0.4, "Measuring <one> …")
@@ -171,11 +173,13 @@ def test_a_page_says_what_is_loaded_and_how_far_that_is_until_it_is(
     assert "context" in last[head] and "…" not in last[head] and last[waited] == 1
     assert last[box]["placeholder"] == "Message one"
 
-    async def later() -> list[dict[Any, Any]]:
-        return [changes async for changes in wait()]
+    async def later(coming: bool) -> list[dict[Any, Any]]:
+        return [changes async for changes in wait(coming)]
 
-    only = asyncio.run(later())
+    only = asyncio.run(later(False))
     assert [list(changes) for changes in only] == [[waited]] and only[0][waited] != 1
+    (only,) = asyncio.run(later(True))
+    assert "context" in only[head] and only[waited] == 1, "the load ended while the page opened"
 
 
 def test_pages_begin_with_what_stays_true(start: Start) -> None:
