@@ -14,9 +14,9 @@
   the time. Databases are probed without the slowest one. A probe that saves something ends the
   pause.
 - **Plain time.** A forward of another size than the last one finds less prepared: behind a draft
-  tree, a plain one takes up to a half longer. So only a plain step behind a plain one tells what
-  plain decoding takes, and what the others take longer is charged to who drafted. Where drafting
-  goes on and on, two plain steps are taken now and then, and the second one counts.
+  tree, a plain one took 9 to 113 % longer (docs/log.md). So only a plain step behind a plain one
+  tells what plain decoding takes, and what the others take longer is charged to who drafted. Where
+  drafting goes on and on, two plain steps are taken now and then, and the second one counts.
 
 Invariant: this decides what is drafted and when it is learned, never what the answer says.
 """
@@ -357,8 +357,8 @@ class PlainTime:
             if before == 0:
                 self.settled = moving_mean(self.settled, verify)
             self.shortest = min(verify, self.shortest or verify)
+            # Plain decoding would have found prepared what a step behind drafts does not.
             forward = self.forward if before else None
-            # Behind a plain step, plain decoding would have found everything prepared.
             return min(verify, forward or verify) + sample + other
         forward = self.forward
         if self.costs is not None:
@@ -370,7 +370,7 @@ class PlainTime:
 
     @property
     def forward(self) -> float | None:
-        """The seconds of a plain forward, as far as known without the step that is looked at."""
+        """The seconds of a plain forward behind a plain one, as far as they are known."""
         if self.costs is not None:
             return self.costs.seconds(0)
         return self.shortest if self.settled is None else self.settled
